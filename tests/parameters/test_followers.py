@@ -14,19 +14,23 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import parameters_pb2
 from gradserve_server.accumulators import changes as changes_module
-from gradserve_server.accumulators.gradient import Contribution, Gradient
+from gradserve_server.accumulators.gradient import Contribution, Gradient, Measurement, Share
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import PartKey, ShardJournal
+from gradserve_server.accumulators.records import contribution_record
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.accumulators.sharding.home import Decision, part_id
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape, Piece
-from gradserve_server.errors import AbortedError, ResourceExhaustedError
+from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import DecidedRound
+from gradserve_server.parameters.reductions import GeometricMedian, Krum, Mean, Median, Reduction
 from gradserve_server.parameters.round_rules import PolynomialDiscount, RoundRules, Staleness
 from gradserve_server.parameters.sharding import Follower
 from gradserve_server.parameters.spec import ParametersSpec, Rules
@@ -34,6 +38,7 @@ from gradserve_server.parameters.variables import Loaded
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED
 from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.rpc.parameters.requests import decode_staged_update
 from gradserve_server.storage.journal import Durability
 from tests.cluster.servers import name_at
 from tests.parameters.bench import ParametersBench, adam, sgd
@@ -46,6 +51,14 @@ SHAPES: Mapping[str, tuple[tuple[int, ...], Any, tuple[Piece, ...]]] = {
     "bias": ((4,), np.float64, (Piece(1, 0),)),
     "scale": ((5,), ml_dtypes.bfloat16, (Piece(2, 4), Piece(0, 1))),
 }
+REDUCTIONS: tuple[Reduction, ...] = (
+    Mean(),
+    Mean(),
+    Median(),
+    Krum(0),
+    Krum(0, 2, report_only=True),
+    GeometricMedian(),
+)
 OPTIMIZERS = (sgd(0.5), sgd(0.1, momentum=0.9), adam(0.05))
 SCHEDULES = (Schedule(), Schedule(warmup=2, kind=ScheduleKind.LINEAR, rounds=9, end=0.1))
 
@@ -80,14 +93,14 @@ class Update:
         values: Its values.
         contribution: Its step, weight and worker.
         epoch: The epoch that its client knows.
-        staged: The servers that hold it, as far as its client knows.
+        staged: The servers that hold it, as far as its client knows, with what they have measured.
     """
 
     call: RequestId
     values: Mapping[str, Any]
     contribution: Contribution
     epoch: int
-    staged: set[int] = field(default_factory=set)
+    staged: dict[int, Measurement | None] = field(default_factory=dict)
 
 
 class World:
@@ -102,6 +115,8 @@ class World:
         self.epoch = 0
         self.crashes = [0] * SIZE
         deterministic = chance.random() < 0.3
+        reduction = chance.choice(REDUCTIONS)
+        num_required = 3 if isinstance(reduction, Krum) else chance.choice((1, 2, 3))
         self.spec = ParametersSpec(
             tuple(
                 [
@@ -109,8 +124,10 @@ class World:
                     for name, (shape, dtype, pieces) in SHAPES.items()
                 ]
             ),
-            Rules(chance.choice(OPTIMIZERS), RoundRules(num_required=chance.choice((1, 2, 3))), Schedule()),
+            Rules(chance.choice(OPTIMIZERS), RoundRules(num_required), Schedule()),
             staleness=chance.choice((Staleness(), Staleness(2, PolynomialDiscount(0.5)))),
+            reduction=reduction,
+            clip_norm=chance.choice((None, 4.0)),
             deterministic=deterministic,
             durability=Durability.GRADIENT,
             num_shards=SIZE,
@@ -167,7 +184,7 @@ class World:
         key = PartKey(self.incarnation, part_id(update.call))
         values = opened(part_of(update.values, server))
         await shard.stage(key, update.contribution.local_step, values, epoch=update.epoch)
-        update.staged.add(server)
+        update.staged[server] = await self.shard(server).measure(key)
 
     async def push(self) -> None:
         ready = [each for each in self.updates if len(each.staged) == SIZE]
@@ -176,7 +193,8 @@ class World:
         update = self.chance.choice(ready)
         home, part = self.shard(0), part_id(update.call)
         assert home.shard is not None
-        contribution = replace(update.contribution, part=part, epoch=update.epoch)
+        measured = tuple([each for _, each in sorted(update.staged.items()) if each is not None])
+        contribution = replace(update.contribution, part=part, epoch=update.epoch, measured=measured)
         try:
             pushed, duplicate = await home.push(
                 update.call, contribution, home.shard.opening(PartKey(self.incarnation, part))
@@ -247,10 +265,25 @@ class World:
         self.disks[server] = await self.disks[server].after_crash()
         if server == 0:
             for update in self.updates:
-                update.staged.discard(0)
+                update.staged.pop(0, None)
+
+    async def last_round(self) -> None:
+        """Has three workers push updates that all servers hold: whatever has happened, they count."""
+        step = self.whole.state.step
+        self.updates = []
+        for number, worker in enumerate("xyz", self.number + 1):
+            contribution = Contribution(local_step=step, worker_id=worker, sequence=number)
+            update = Update(RequestId("c", number), values_of(self.chance), contribution, self.epoch)
+            for server in range(SIZE):
+                await self.stage_on(server, update)
+            self.updates = [update]
+            await self.push()
+            assert update.staged or self.whole.state.step > step, "it does not count"
+        assert self.whole.state.step > step
 
     async def end(self) -> None:
-        """Brings every server up to date, and compares all."""
+        """Ends another round, brings every server up to date, and compares all."""
+        await self.last_round()
         for server in (1, 2):
             await self.shard(server).follow(self.decided(self.shard(server).state.step))
         expected = self.whole.newest
@@ -259,6 +292,12 @@ class World:
             assert newest.step == expected.step
             for name, part in part_of(expected.values, server).items():
                 np.testing.assert_array_equal(np.asarray(newest.values[name]), part)
+        if self.spec.measures_norms:
+            of_whole = {each.step: each for each in self.whole.records(0, 1000)[0]}
+            for record in self.shard(0).records(0, 1000)[0]:
+                if record.updates:  # and not a record of loaded values
+                    told = [(each.norm, each.dropped) for each in record.updates]
+                    assert told == [(each.norm, each.dropped) for each in of_whole[record.step].updates]
         found, whole = self.shard(0).ledger.weights, self.whole.ledger.weights
         assert (found.accepted, found.applied, found.pending) == (whole.accepted, whole.applied, whole.pending)
 
@@ -342,7 +381,43 @@ def _load_without_the_values_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Follower, "hold", hold)
 
 
+def _count_the_norms_of_other_servers_twice(patch: pytest.MonkeyPatch) -> None:
+    measure = Parameters.measure
+
+    async def twice(parameters: Parameters, key: PartKey) -> Measurement | None:
+        found = await measure(parameters, key)
+        return found and replace(found, squared_norm=found.squared_norm * 2)
+
+    patch.setattr(Parameters, "measure", twice)
+
+
+def _measure_to_the_first_alone(patch: pytest.MonkeyPatch) -> None:
+    with_others = Shard.with_others
+
+    def first(shard: Shard, key: PartKey) -> Any:
+        own, others = with_others(shard, key) or (None, {})
+        return own and (own, dict(list(others.items())[:1]))
+
+    patch.setattr(Shard, "with_others", first)
+
+
+def _tell_no_shares(patch: pytest.MonkeyPatch) -> None:
+    plain = property(lambda decided: [Share(1.0, weight) for weight in decided.weights])
+    patch.setattr(DecidedRound, "shares", plain)
+
+
+def _forget_measurements_on_disk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        "gradserve_server.accumulators.journal.contribution_record",
+        lambda each: contribution_record(replace(each, measured=())),
+    )
+
+
 FAULTS = (
+    _count_the_norms_of_other_servers_twice,
+    _measure_to_the_first_alone,
+    _tell_no_shares,
+    _forget_measurements_on_disk,
     _forget_too_much,
     _forget_what_a_late_server_needs,
     _keep_updates_in_memory_alone,
@@ -368,3 +443,31 @@ async def test_planted_faults_are_found(
         except Exception:
             return
     pytest.fail("60 worlds did not notice it")
+
+
+def measurement(server: int, *squared_norm: float, **more: Any) -> parameters_pb2.Measurement:
+    return parameters_pb2.Measurement(server=server, squared_norm=squared_norm, **more)
+
+
+SHORT = [parameters_pb2.SquaredDistance(part_id=b"short", terms=[1.0])]
+
+
+@pytest.mark.parametrize(
+    ("measured", "clip_norm", "error", "field", "match"),
+    [
+        ([], 1.0, InvalidArgumentError, "measured", "by 2 other servers, got 0"),
+        ([measurement(1, 1.0)], None, InvalidArgumentError, "measured", "by 0 other servers, got 1"),
+        ([measurement(1, 1.0)], 1.0, InvalidArgumentError, "measured", r"servers \[1, 2\], got those of \[1\]"),
+        ([measurement(1, 1.0), measurement(2, np.nan)], 1.0, InvalidArgumentError, "measured[1]", "NaN"),
+        ([measurement(1, 1.0, squared_distances=SHORT)], 1.0, InvalidArgumentError, "measured[0]", "16 bytes"),
+        ([measurement(1, 1.0), measurement(2)], 1.0, AbortedError, "update", "stage it again"),
+    ],
+)
+def test_measurements_that_do_not_fit(measured: Any, clip_norm: Any, error: Any, field: str, match: str) -> None:
+    world = World(random.Random(1), Path())
+    spec = replace(world.spec, clip_norm=clip_norm, reduction=Mean()).placed(Member("c", 0, SIZE), KEY)
+    request = messages_pb2.PushRequest(measured=measured)
+    request.request_id.client_id = "c"
+    with pytest.raises(error, match=match) as raised:
+        decode_staged_update(request, "1", spec)
+    assert raised.value.field.startswith(field)

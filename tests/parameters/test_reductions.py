@@ -5,6 +5,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -14,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.host.kernels import ForkJoin, PreparedKernels
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.reductions import (
+    Elsewhere,
     GeometricMedian,
     Krum,
     Maximum,
@@ -29,12 +32,16 @@ from gradserve_server.parameters.reductions import (
     TrimmedMean,
     UpdateReport,
     choices,
-    clipped_factor,
+    clip_scale,
+    exact,
+    measured_distances,
+    measured_norm,
+    reduce_as_decided,
     reduce_updates,
     reduction_of,
     reduction_record,
 )
-from gradserve_server.parameters.reductions.reduce import reduce_component, report
+from gradserve_server.parameters.reductions.exact import rounded
 from gradserve_server.parameters.round_rules import RoundRules
 from tests.together import together
 
@@ -239,10 +246,14 @@ def test_norms_are_limited_over_all_components() -> None:
 def test_the_factor_that_limits_a_norm() -> None:
     updates = drawn(6)
     reduced = reduce(Mean(), updates, clip_norm=1000.0)
-    assert [clipped_factor(update, 1000.0) for update in updates] == [each.scale for each in reduced.updates]
+
+    def scale_of(update: Arrays) -> float:
+        return clip_scale(rounded(measured_norm(update)), 1000.0)
+
+    assert [scale_of(update) for update in updates] == [each.scale for each in reduced.updates]
     assert {each.scale == 1 for each in reduced.updates} == {True, False}
-    assert clipped_factor({"a": np.array([1.0, math.inf])}, 1000.0) == 0
-    assert clipped_factor({"a": np.array([], np.float32)}, 1000.0) == 1
+    assert scale_of({"a": np.array([1.0, math.inf])}) == 0
+    assert scale_of({"a": np.array([], np.float32)}) == scale_of({}) == 1
 
 
 def test_a_selected_update_is_not_changed() -> None:
@@ -458,55 +469,51 @@ def test_the_same_bits_on_any_number_of_threads(kind: Reduction, many: list[Arra
             assert bits(in_threads) == expected
 
 
+@pytest.mark.parametrize("clip_norm", [None, 400.0])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_the_same_bits_on_several_servers(kind: Reduction, many: list[Arrays]) -> None:
-    """Each has some components, and gets of the others only their numbers, which are added in the order of the spec."""
-    weights = weights_of(8)
-    names = list(many[0])
-    of_servers = [{"w"}, {"b", "v"}]
-
-    def gathered(of_component: Callable[[str], list[float]]) -> list[float]:
-        numbers = {name: of_component(name) for server in of_servers for name in server}
-        return choices.total(json.loads(json.dumps([numbers[name] for name in names])))
-
-    def column(name: str) -> list[NDArray[Any]]:
-        return [update[name] for update in many]
-
-    norms = gathered(lambda name: choices.squared_norms(column(name)))
-    distances: list[float] = []
-    if choices.needs_distances(kind, 8):
-        scales = choices.clip_scales(norms, 400.0)
-        distances = gathered(lambda name: choices.squared_distances(column(name), scales))
-    decision = choices.decide(kind, weights, norms, distances, clip_norm=400.0)
-    parts = {name: reduce_component(column(name), decision) for server in of_servers for name in server}
-    values = {name: part for name in names if (part := parts[name]) is not None}
-    dots = gathered(lambda name: choices.products(column(name), values[name])[0])
-    squares = gathered(lambda name: choices.products(column(name), values[name])[1])
-    apart = Reduced(values, report(norms, dots, squares, decision))
-    assert bits(apart) == bits(reduce(kind, many, weights, clip_norm=400.0))
+def test_the_same_bits_on_several_servers(kind: Reduction, clip_norm: float | None, many: list[Arrays]) -> None:
+    """The home has a row, and some elements of a vector; it gets only numbers of the rest, and tells what counts."""
+    weights, names = weights_of(8), list(many[0])
+    here = [{"w": each["w"][:1], "b": each["b"][:0], "v": each["v"][:30_001]} for each in many]
+    there = [{"w": each["w"][1:], "b": each["b"], "v": each["v"][30_001:]} for each in many]
+    norms = [[measured_norm(each)] for each in there]
+    distances = [[terms] for at, each in enumerate(there) for terms in measured_distances(each, there[at + 1 :])]
+    elsewhere = Elsewhere(*json.loads(json.dumps((norms, distances))))
+    home, found = reduce_updates(kind, names, here, weights, clip_norm=clip_norm, elsewhere=elsewhere)
+    divisor, order, note = choices.plan(kind, 8, by_count=False)
+    scales, factors = [tuple([getattr(each, name) for each in found.updates]) for name in ("scale", "factor")]
+    away = reduce_as_decided(choices.Decision(scales, factors, divisor, order, (False,) * 8, note), names, there)
+    whole, report = reduce_updates(kind, names, many, weights, clip_norm=clip_norm)
+    assert found == replace(report, updates=tuple([replace(each, cosine=None) for each in report.updates]))
+    for name in names:
+        assert np.concatenate([home[name], away[name]]).tobytes() == whole[name].tobytes()
 
 
-def halves(values: list[float]) -> float:
-    """Adds the second half to the first until one is left."""
-    while len(values) > 1:
-        half = (len(values) + 1) // 2
-        values = [one + other for one, other in itertools.zip_longest(values[:half], values[half:], fillvalue=0.0)]
-    return values[0]
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_sums_are_exact(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of numbers of all magnitudes, cut anywhere, and added in any order."""
+    kernels = PreparedKernels(exact.EXACT_SUMS)
+    if is_compiled:
+        kernels.prepare(lambda: False)
+    monkeypatch.setattr(exact, "_KERNELS", kernels)
+    for size, top in ((1, 0), (7, 1000), (1000, -1060), (65_536, 300)):
+        rng = np.random.default_rng(size)
+        values = np.ldexp(rng.random(size), rng.integers(-1074, top, size))
+        expected = sum(map(Fraction, values.tolist()))
+        found = [exact.sums_of_rows(part.reshape(1, -1).copy()) for part in np.split(values, [size // 3, size // 2])]
+        for rows in (found, found[::-1]):
+            assert sum(map(Fraction, exact.sums(rows)[0])) == expected
+        assert exact.rounded(*[terms for (terms,) in found]) == float(expected)
+    for wrong in (math.inf, math.nan, 1e308):
+        assert exact.sums_of_rows(np.array([[1.0, wrong, 1e308]])) == [(math.inf,)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000, 65_536])
-def test_the_order_of_sums_is_a_part_of_their_definition(size: int) -> None:
-    values = np.random.default_rng(size).standard_normal(size)
-    assert choices.squared_norms([values]) == [halves([each * each for each in values.tolist()])]
-    assert choices.squared_norms([values]) == pytest.approx([values @ values])
-
-
-def test_blocks_are_added_in_their_order() -> None:
-    values = np.random.default_rng(5).standard_normal(2 * 65_536 + 3)
-    expected = 0.0
-    for start in range(0, values.size, 65_536):
-        expected += halves([each * each for each in values[start : start + 65_536].tolist()])
-    assert choices.squared_norms([values, None]) == [expected, 0.0]
+def test_distances_of_scaled_updates_do_not_cancel() -> None:
+    one, other = np.full(7, 3.0), np.full(7, 2.0 + 1e-6)
+    updates = [{"a": one}, {"a": other}]
+    distances, norms = measured_distances(updates[0], updates[1:]), [measured_norm(each) for each in updates]
+    (found,) = choices.scaled_distances(distances, norms, [2 / 3, 1.0])
+    assert found == pytest.approx(7 * float(Fraction(2 / 3) * 3 - Fraction(2.0 + 1e-6)) ** 2, rel=1e-3)
 
 
 def test_totals_are_not_compensated() -> None:
@@ -516,8 +523,8 @@ def test_totals_are_not_compensated() -> None:
 def test_distances_of_close_updates_do_not_cancel() -> None:
     one = np.full(70_000, 1000.0, np.float32)
     other = np.nextafter(one, np.float32(2000))
-    (square,) = choices.squared_distances([one, other])
-    assert square == pytest.approx(70_000 * float(other[0] - one[0]) ** 2, rel=1e-12)
+    (terms,) = choices.squared_distances([one, other])
+    assert rounded(terms) == pytest.approx(70_000 * float(other[0] - one[0]) ** 2, rel=1e-12)
 
 
 def test_results_are_rounded_once() -> None:

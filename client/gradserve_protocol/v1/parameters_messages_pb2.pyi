@@ -123,7 +123,7 @@ class ReadParametersResponse(_message.Message):
     def __init__(self, version: _Optional[_Union[_parameters_pb2.Version, _Mapping]] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of", "epoch", "metrics")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "accepted_before", "unread_contents", "sum_of", "epoch", "metrics", "measured")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class PushRequest(_message.Message):
     SUM_OF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -155,7 +156,8 @@ class PushRequest(_message.Message):
     sum_of: _containers.RepeatedCompositeFieldContainer[_accumulator_pb2.Summand]
     epoch: int
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    measured: _containers.RepeatedCompositeFieldContainer[_parameters_pb2.Measurement]
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., accepted_before: bool = ..., unread_contents: bool = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., epoch: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., measured: _Optional[_Iterable[_Union[_parameters_pb2.Measurement, _Mapping]]] = ...) -> None: ...
 
 class PushResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "step", "num_updates", "staleness", "weight", "round", "num_rounds")
@@ -178,7 +180,7 @@ class PushResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[_accumulator_pb2.ApplyOutcome, str]] = ..., duplicate: bool = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., staleness: _Optional[int] = ..., weight: _Optional[float] = ..., round: _Optional[int] = ..., num_rounds: _Optional[int] = ...) -> None: ...
 
 class PushPullParametersRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values", "epoch", "metrics", "codec")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "weight", "worker_id", "release_handles", "unread_contents", "placement", "timeout", "sum_of", "without_values", "epoch", "metrics", "codec", "measured")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +203,7 @@ class PushPullParametersRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -216,7 +219,8 @@ class PushPullParametersRequest(_message.Message):
     epoch: int
     metrics: _containers.ScalarMap[str, float]
     codec: _codecs_pb2.Codec
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ..., epoch: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ...) -> None: ...
+    measured: _containers.RepeatedCompositeFieldContainer[_parameters_pb2.Measurement]
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., weight: _Optional[float] = ..., worker_id: _Optional[str] = ..., release_handles: bool = ..., unread_contents: bool = ..., placement: _Optional[_Union[_tensor_pb2.Placement, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sum_of: _Optional[_Iterable[_Union[_accumulator_pb2.Summand, _Mapping]]] = ..., without_values: bool = ..., epoch: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ..., measured: _Optional[_Iterable[_Union[_parameters_pb2.Measurement, _Mapping]]] = ...) -> None: ...
 
 class PushPullParametersResponse(_message.Message):
     __slots__ = ("outcome", "duplicate", "version", "staleness", "weight")
@@ -366,12 +370,14 @@ class StageUpdateRequest(_message.Message):
     def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., epoch: _Optional[int] = ..., withdrawn: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageUpdateResponse(_message.Message):
-    __slots__ = ("duplicate", "has_old_updates")
+    __slots__ = ("duplicate", "has_old_updates", "measured")
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     HAS_OLD_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     duplicate: bool
     has_old_updates: bool
-    def __init__(self, duplicate: bool = ..., has_old_updates: bool = ...) -> None: ...
+    measured: _parameters_pb2.Measurement
+    def __init__(self, duplicate: bool = ..., has_old_updates: bool = ..., measured: _Optional[_Union[_parameters_pb2.Measurement, _Mapping]] = ...) -> None: ...
 
 class CountUpdatesRequest(_message.Message):
     __slots__ = ("parameters",)

@@ -435,7 +435,7 @@ class Version(_message.Message):
     def __init__(self, components: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[OptimizerState, _Mapping]] = ..., decided: _Optional[_Union[DecidedRound, _Mapping]] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ...) -> None: ...
 
 class DecidedRound(_message.Message):
-    __slots__ = ("step", "optimizer", "schedule", "part_ids", "weights", "loaded", "oldest_version")
+    __slots__ = ("step", "optimizer", "schedule", "part_ids", "weights", "loaded", "oldest_version", "scales", "factors")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +443,8 @@ class DecidedRound(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     OLDEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
+    FACTORS_FIELD_NUMBER: _ClassVar[int]
     step: int
     optimizer: Optimizer
     schedule: Schedule
@@ -450,7 +452,27 @@ class DecidedRound(_message.Message):
     weights: _containers.RepeatedScalarFieldContainer[float]
     loaded: bytes
     oldest_version: int
-    def __init__(self, step: _Optional[int] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., loaded: _Optional[bytes] = ..., oldest_version: _Optional[int] = ...) -> None: ...
+    scales: _containers.RepeatedScalarFieldContainer[float]
+    factors: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[int] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., loaded: _Optional[bytes] = ..., oldest_version: _Optional[int] = ..., scales: _Optional[_Iterable[float]] = ..., factors: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Measurement(_message.Message):
+    __slots__ = ("server", "squared_norm", "squared_distances")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_DISTANCES_FIELD_NUMBER: _ClassVar[int]
+    server: int
+    squared_norm: _containers.RepeatedScalarFieldContainer[float]
+    squared_distances: _containers.RepeatedCompositeFieldContainer[SquaredDistance]
+    def __init__(self, server: _Optional[int] = ..., squared_norm: _Optional[_Iterable[float]] = ..., squared_distances: _Optional[_Iterable[_Union[SquaredDistance, _Mapping]]] = ...) -> None: ...
+
+class SquaredDistance(_message.Message):
+    __slots__ = ("part_id", "terms")
+    PART_ID_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    part_id: bytes
+    terms: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, part_id: _Optional[bytes] = ..., terms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class OptimizerState(_message.Message):
     __slots__ = ("slots", "component_steps", "rounds", "optimizer")

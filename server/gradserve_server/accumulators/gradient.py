@@ -4,7 +4,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,6 +187,28 @@ class Summand:
     metrics: Metrics = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One server's measurement of its pieces of an update of sharded parameters; see `parameters.reductions.exact`.
+
+    Attributes:
+        server: The index of the server.
+        squared_norm: The squared norm, as terms.
+        squared_distances: The squared distances, as terms, to other updates that it held, by their ids.
+    """
+
+    server: int
+    squared_norm: tuple[float, ...]
+    squared_distances: Mapping[str, tuple[float, ...]]
+
+
+class Share(NamedTuple):
+    """The factors of an update's values, as the home of sharded parameters has decided."""
+
+    scale: float
+    factor: float
+
+
 @dataclass(frozen=True)
 class Contribution:
     """The sender, step and weight of a gradient, or of the sum of several.
@@ -205,6 +227,8 @@ class Contribution:
         discount: Of a sum of updates, the factor for its staleness, which `weight` has and the weights and values of
             the sum have not.
         metrics: Of an update, what its worker has measured; of a sum, each update has its own.
+        measured: Of an update of sharded parameters, what the other servers have measured.
+        share: There, how much it counts; None at the home, which decides that.
     """
 
     local_step: int = 0
@@ -218,6 +242,8 @@ class Contribution:
     parameters_digest: bytes = b""
     discount: float = 1.0
     metrics: Metrics = ()
+    measured: tuple[Measurement, ...] = ()
+    share: Share | None = None
 
     @property
     def num_gradients(self) -> int:

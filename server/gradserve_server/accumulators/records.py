@@ -11,6 +11,7 @@ from gradserve_server.accumulators.gradient import (
     Average,
     Contribution,
     DifferentWorker,
+    Measurement,
     RoundParts,
     SparseSlices,
     Summand,
@@ -51,6 +52,10 @@ def contribution_record(contribution: Contribution) -> Record:
         record["metrics"] = dict(contribution.metrics)
     if any(each.metrics for each in contribution.sum_of):
         record["metrics_of_sum"] = [dict(each.metrics) for each in contribution.sum_of]
+    if contribution.measured:
+        record["measured"] = [
+            [each.server, each.squared_norm, dict(each.squared_distances)] for each in contribution.measured
+        ]
     return record
 
 
@@ -70,7 +75,13 @@ def contribution_of(record: Record) -> Contribution:
     ]
     if (of_sum := rest.pop("metrics_of_sum", None)) is not None:
         sum_of = [replace(each, metrics=tuple(found.items())) for each, found in zip(sum_of, of_sum, strict=True)]
-    return Contribution(**rest, sum_of=tuple(sum_of), parameters_digest=digest, metrics=metrics)
+    measured = [
+        Measurement(server, tuple(norm), {part_id: tuple(terms) for part_id, terms in distances.items()})
+        for server, norm, distances in rest.pop("measured", ())
+    ]
+    return Contribution(
+        **rest, sum_of=tuple(sum_of), parameters_digest=digest, metrics=metrics, measured=tuple(measured)
+    )
 
 
 def call_record(call: RequestId | None) -> Record | None:

@@ -282,14 +282,14 @@ class Changer:
             placed[component.name] = array
         return placed
 
-    async def attempt(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs work on all values in a thread, unless there is little.
+    async def attempt(self, function: Callable[..., Any], *args: Any, times: int = 1) -> Any:
+        """Runs work on all values, perhaps several times as much, in a thread, unless there is little.
 
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
         try:
-            return await self._place.attempt(self._spec.work, self._changes.sum.owner, function, *args)
+            return await self._place.attempt(self._spec.work * times, self._changes.sum.owner, function, *args)
         except MemoryError as error:
             raise ResourceExhaustedError("the server has no memory left for these values") from error
 

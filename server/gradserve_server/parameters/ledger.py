@@ -20,6 +20,8 @@ _REFUSALS = {Outcome.STALE: "stale", Outcome.ALREADY_COUNTED: "already counted"}
 LOADED = "loaded"
 """The reason in `WeightLedger.refused` for updates that were accepted, and dropped when other values were loaded."""
 _MOST_REFUSALS = 1000
+_MEASUREMENT_BYTES, _DISTANCE_BYTES = 480, 304
+"""The measured memory of a measurement, and of each distance in it."""
 _LOOKS_PER_LEASE = 4
 
 
@@ -220,7 +222,7 @@ class UpdateLedger(Ledger):
         self.participation: Participation | None = None
         self.metrics: Mapping[str, float] = {}
         self.evaluations = Evaluations(spec.keep_rounds + 1)
-        self._metrics_bytes = 0
+        self._metrics_bytes = self._measured_bytes = 0
         self.reason: Reason = "required"
         """Why the next round ends, as the closer has decided."""
         self.apply_seconds = 0.0
@@ -335,6 +337,7 @@ class UpdateLedger(Ledger):
             self._metrics_bytes += metrics_bytes(each.metrics)
             if each.call is not None and each.worker_id:
                 self._clients[each.worker_id] = each.call.client_id
+        self._measured_bytes += _measured_bytes(event.contribution)
         self.closer.admit(event.at, event.contribution.workers, self.rounds.members.count)
         return applied
 
@@ -377,7 +380,8 @@ class UpdateLedger(Ledger):
         if isinstance(event, VersionLoaded):
             self.rounds.global_step = event.step
             ended.step = event.step
-        self.updates, self._metrics_bytes, self.round_rules = [], 0, self.next_rules
+        self.updates, self._metrics_bytes, self._measured_bytes = [], 0, 0
+        self.round_rules = self.next_rules
         self.refusals.clear()
         known = {*self.rounds.missing_workers, *self.rounds.members.workers}
         if len(self._clients) > 4 * len(known) + 64:
@@ -404,13 +408,13 @@ class UpdateLedger(Ledger):
 
     @property
     def other_bytes(self) -> int:
-        """The memory of the metrics of the round, and of evaluations."""
-        return self._metrics_bytes + self.evaluations.num_bytes
+        """The memory of metrics and measurements of the round, and of evaluations."""
+        return self._metrics_bytes + self._measured_bytes + self.evaluations.num_bytes
 
     def other_bytes_of(self, contribution: Contribution) -> int:
-        """Returns the memory of the metrics of an update, or of all updates of a sum."""
+        """Returns the memory of the metrics of an update, or of all updates of a sum, and of measurements."""
         of_sum = sum([metrics_bytes(each.metrics) for each in contribution.sum_of])
-        return metrics_bytes(contribution.metrics) + of_sum
+        return metrics_bytes(contribution.metrics) + of_sum + _measured_bytes(contribution)
 
     def num_new(self, contribution: Contribution) -> int:
         """Returns by how much `num_named` grows if an update is accepted."""
@@ -444,6 +448,7 @@ class UpdateLedger(Ledger):
         """Sets the updates of the round, as an earlier run of the server left them."""
         self.updates = list(updates)
         self._metrics_bytes = sum([metrics_bytes(each.metrics) for each in self.updates])
+        self._measured_bytes = sum(map(_measured_bytes, self.rounds.members.held))
 
     @property
     def clients(self) -> Mapping[str, str]:
@@ -453,3 +458,8 @@ class UpdateLedger(Ledger):
     def know_clients(self, clients: Mapping[str, str]) -> None:
         """Sets the clients of workers, as an earlier run of the server left them."""
         self._clients = dict(clients)
+
+
+def _measured_bytes(contribution: Contribution) -> int:
+    measured = contribution.measured
+    return sum([_MEASUREMENT_BYTES + _DISTANCE_BYTES * len(each.squared_distances) for each in measured])

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from gradserve_server.accumulators.accumulator import Accumulator
-from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient
+from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, Measurement, OpenGradient
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.rounds import Pushed, Rounds, Wording
 from gradserve_server.errors import InvalidArgumentError, ServiceError
@@ -17,6 +18,7 @@ from gradserve_server.parameters.metrics import Evaluation, Report
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.record import DecidedRound, RoundRecord
+from gradserve_server.parameters.reductions import measured_distances, measured_norm
 from gradserve_server.parameters.sharding import Follower
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import Loaded, OptimizerState
@@ -292,6 +294,32 @@ class Parameters:
                 f"expected none at the home of parameters {self.name!r}, which decides about rounds", field=field
             )
         return self._follower
+
+    async def measure(self, key: PartKey) -> Measurement | None:
+        """Measures what is here of a staged update, for the home, where it is to be counted.
+
+        Whichever of two updates is staged later, its distance to the other is measured then. So those of all that can
+        be in one round are known at the home with the last of them, and nothing is kept here that could be lost.
+
+        Returns:
+            Nothing if the update is not here any more; None if this is the home, or there is nothing to measure.
+
+        Raises:
+            ResourceExhaustedError: There is not enough memory.
+        """
+        spec, server, parallel = self.here, self._spec.server, self._variables.stepper.map
+        if self._follower is None or self.shard is None or not spec.measures_norms:
+            return None
+        found = self.shard.with_others(key)
+        if found is None:
+            return Measurement(server, (), {})
+        (own, others), distances = found, {}
+        norm = await self._changer.attempt(measured_norm, own.dense, parallel)
+        if others and spec.measures_distances:
+            arrays = [each.dense for each in others.values()]
+            measured = await self._changer.attempt(measured_distances, own.dense, arrays, parallel, times=len(others))
+            distances = dict(zip(others, measured, strict=True))
+        return Measurement(server, norm, distances)
 
     async def count_updates(self) -> tuple[int, list[str]]:
         """Begins another epoch; returns it, and the ids of all staged updates that count, or that servers may need.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from sys import getsizeof
 
-from gradserve_server.accumulators.gradient import Metrics
+from gradserve_server.accumulators.gradient import Metrics, Share
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.parameters.metrics import mean_metrics, metrics_bytes
 from gradserve_server.parameters.optimizers import name_of
@@ -79,6 +79,8 @@ class DecidedRound:
         part_ids: The ids under which servers hold its updates, in the order in which they are summed; none if values
             were loaded.
         weights: Their weights, in that order.
+        scales: The factors by which clip_norm limits them, in that order; none if all are 1.
+        factors: Their factors in the reduced update; none if these are the weights. See `Decision`.
         loaded: The id of the values that were loaded; empty if none were.
         oldest_version: The step of the oldest version that the home keeps at the time of its answer.
     """
@@ -90,6 +92,14 @@ class DecidedRound:
     weights: tuple[float, ...] = ()
     loaded: str = ""
     oldest_version: int = 0
+    scales: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
+
+    @property
+    def shares(self) -> list[Share]:
+        """The factors of the values of each update."""
+        scales = self.scales or [1.0] * len(self.weights)
+        return list(map(Share, scales, self.factors or self.weights))
 
 
 @dataclass(frozen=True, slots=True)

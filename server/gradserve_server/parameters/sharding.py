@@ -137,20 +137,20 @@ class Follower:
         if not self._ledger.updates:  # otherwise they have been added, and there was no room for the version
             sums = self._shard.sums_of(keys)
             await self._changer.change(None, Changes(decided.optimizer, decided.schedule))
-            await self._add(sums, decided.weights)
+            await self._add(sums, decided)
         queue = self._parts.queue
         await self._changes.end_round(queue.end_of_round())
         with suppress(AbortedError):  # deleted in the meantime
             await self._shard.withdraw(keys)
 
-    async def _add(self, sums: Sequence[RoundSum], weights: Sequence[float]) -> None:
+    async def _add(self, sums: Sequence[RoundSum], decided: DecidedRound) -> None:
         ledger, total, step = self._ledger, self._changes.sum, self._step
         members: list[tuple[RoundSum, Contribution]] = []
         try:
             turn = Turn()
-            for place, (each, weight) in enumerate(zip(sums, weights, strict=True)):
+            for place, (each, weight, share) in enumerate(zip(sums, decided.weights, decided.shares, strict=True)):
                 await turn.spend(_ADDITION)
-                contribution = Contribution(local_step=step, weight=weight, sequence=place)
+                contribution = Contribution(local_step=step, weight=weight, sequence=place, share=share)
                 await total.add_of(each, contribution)
                 await total.finish()
                 members.append((each, contribution))

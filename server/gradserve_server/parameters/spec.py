@@ -16,7 +16,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
-from gradserve_server.parameters.reductions.spec import Mean, Reduction, Sum
+from gradserve_server.parameters.reductions.spec import Mean, Reduction
 from gradserve_server.parameters.round_rules import RoundRules, Staleness
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.registry import ResourceKey
@@ -121,13 +121,6 @@ class ParametersSpec:
                 field="spec.clip_norm",
             )
         self.reduction.check_rounds(self.rules.rounds)
-        if self.num_shards and (self.clip_norm is not None or not isinstance(self.reduction, Mean | Sum)):
-            what = f"reduction {self.reduction.name}" if self.clip_norm is None else "clip_norm"
-            raise InvalidArgumentError(
-                f"expected no {what} for parameters on several servers, of which none has whole updates: put them on "
-                "one, with sharded=False",
-                field="spec.num_shards",
-            )
         self.updates  # noqa: B018 - checks what accumulators check
 
     @cached_property
@@ -179,6 +172,21 @@ class ParametersSpec:
         object.__setattr__(other, "follows", not member.is_home(key))
         vars(other).pop("_shard", None)
         return other
+
+    @property
+    def others(self) -> frozenset[int]:
+        """The other servers with pieces of sharded parameters."""
+        return frozenset(each.server for component in self.components for each in component.pieces) - {self.server}
+
+    @property
+    def measures_norms(self) -> bool:
+        """True if the norm of an update over all components counts, or is reported."""
+        return self.clip_norm is not None or self.reduction.holds_updates
+
+    @property
+    def measures_distances(self) -> bool:
+        """True if the distances of updates over all components count."""
+        return self.reduction.needs_all_components
 
     @property
     def adds_up(self) -> bool:

@@ -1,7 +1,9 @@
 """The arithmetic of a round of parameters: updates are added up or held, and the optimizer makes the next version."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from operator import itemgetter
 
 from gradserve_server.accumulators.gradient import Array, Contribution, Gradient, Packed, Value
@@ -10,7 +12,18 @@ from gradserve_server.accumulators.spec import DType
 from gradserve_server.accumulators.sums.packed import unpacked_bytes
 from gradserve_server.accumulators.sums.summation import HeldGradients, Staged, worker_order
 from gradserve_server.devices.compute import PIECE_BYTES
-from gradserve_server.parameters.reductions.reduce import clipped_factor, reduce_updates
+from gradserve_server.errors import AbortedError
+from gradserve_server.parameters.reductions.choices import Decision, plan
+from gradserve_server.parameters.reductions.exact import Terms, rounded
+from gradserve_server.parameters.reductions.reduce import (
+    Elsewhere,
+    UpdateReport,
+    clip_scale,
+    measured_norm,
+    norm_of,
+    reduce_as_decided,
+    reduce_updates,
+)
 from gradserve_server.parameters.reductions.spec import Sum
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules
 from gradserve_server.parameters.unpacking.adder import Addition
@@ -58,6 +71,8 @@ class RunningUpdates:
         self._pending: _Addition | None = None
         self._first: frozenset[str] = frozenset()
         """The components of the pending addition whose sums are empty."""
+        self._reports: list[UpdateReport] = []
+        """The reports of all updates, with clip_norm."""
 
     divides_in_place = False
 
@@ -123,13 +138,16 @@ class RunningUpdates:
         for name, packed_value in packed.items():
             if name not in self._sums:
                 begun[name] = self._place.allocate(packed_value.shape, masters[name])
-        factor = contribution.factor
-        if self._spec.clip_norm is not None:
-            factor *= clipped_factor(values, self._spec.clip_norm, self._variables.stepper.map)
-        if not factor:  # its norm is infinite or NaN, and so would be the sum
-            return Staged(lambda: None)
+        factor, reports = contribution.factor, self._reports
+        report = self._clipped(values, contribution)
+        if report is not None:
+            factor = report.factor * report.scale
+        if report is not None and report.is_dropped:  # its norm is infinite or NaN, and so would be the sum
+            return Staged(lambda: reports.append(report))
 
         def commit() -> None:
+            if report is not None:
+                reports.append(report)
             self._sums |= begun
             self._nbytes += sum([each.nbytes for each in begun.values()])
             self._pending, self._first = _Addition(values, packed, factor), frozenset(begun)
@@ -139,6 +157,18 @@ class RunningUpdates:
                 divisor.count += contribution.num_gradients
 
         return Staged(commit)
+
+    def _clipped(self, values: Mapping[str, Array], contribution: Contribution) -> UpdateReport | None:
+        """Returns how much an update counts if its norm is limited."""
+        limit, share = self._spec.clip_norm, contribution.share
+        if limit is None:
+            return None
+        if share is not None:
+            return UpdateReport(None, share.scale, None, not share.factor, share.factor)
+        elsewhere = [each.squared_norm for each in contribution.measured]
+        norm = rounded(measured_norm(values, self._variables.stepper.map), *elsewhere)
+        scale = clip_scale(norm, limit)
+        return UpdateReport(norm_of(norm), scale or 1.0, None, not scale, contribution.factor if scale else 0.0)
 
     @property
     def pending_work(self) -> int:
@@ -200,7 +230,7 @@ class RunningUpdates:
                     divisor=self._divisors[name].of(self._spec),
                 )
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
-            variables.reports = ()
+            variables.reports = tuple(self._reports)
             self._clear()
             return dict(version)
 
@@ -213,6 +243,7 @@ class RunningUpdates:
 
     def _clear(self) -> None:
         self._sums, self._divisors, self._nbytes, self._first = {}, {}, 0, frozenset()
+        self._reports = []
 
     def _is_adoptable(self, name: str, value: Array, *, owned: bool) -> bool:
         return owned and value.dtype == self._spec.masters[name] and self._place.may_be_written(value)
@@ -249,6 +280,20 @@ class HeldUpdates(HeldGradients):
         reduced = spec.master_bytes() if self._held else 0
         return spec.version_bytes + spec.master_bytes(self._variables.narrow) + reduced
 
+    def stage(
+        self, gradient: Gradient, contribution: Contribution, memory: Sequence[Array] | None = None
+    ) -> Staged[None]:
+        """Prepares to hold a checked update, or a copy of it if others may change it.
+
+        Raises:
+            AbortedError: It is one of sharded parameters, and its distance to another one was not measured.
+            MemoryError: There is not enough memory.
+        """
+        if contribution.measured and self._spec.measures_distances:
+            for other, _ in self._held:
+                _distances_of(other, contribution)
+        return super().stage(gradient, contribution, memory)
+
     @property
     def averaging_work(self) -> int:
         """The number of bytes that `stage_average` processes, which includes the reduction."""
@@ -264,32 +309,76 @@ class HeldUpdates(HeldGradients):
         order: Sequence[int] = range(len(self._held))
         if spec.deterministic:
             order = sorted(order, key=lambda index: worker_order(self._held[index][0]))
-        held = [self._held[index] for index in order]
-        reduced, report = reduce_updates(
-            spec.reduction,
-            tuple(spec.by_name),
-            _of_one_dtype([update.dense for _, update in held], spec.masters),
-            [contribution.weight for contribution, _ in held],
-            by_count=spec.normalization is Normalization.COUNT,
-            clip_norm=spec.clip_norm,
-            parallel=variables.stepper.map,
-        )
+        contributions = [self._held[index][0] for index in order]
+        updates = _of_one_dtype([self._held[index][1].dense for index in order], spec.masters)
+        names, by_count = tuple(spec.by_name), spec.normalization is Normalization.COUNT
+        decision = self._decided(contributions)
+        reports: tuple[UpdateReport, ...] = ()
+        if decision is not None:
+            reduced = reduce_as_decided(decision, names, updates, variables.stepper.map)
+        else:
+            reduced, report = reduce_updates(
+                spec.reduction,
+                names,
+                updates,
+                [each.weight for each in contributions],
+                by_count=by_count,
+                clip_norm=spec.clip_norm,
+                elsewhere=self._elsewhere(contributions),
+                parallel=variables.stepper.map,
+            )
+            in_order = sorted(zip(order, report.updates, strict=True), key=itemgetter(0))
+            reports = tuple([each for _, each in in_order])
         step = variables.stage_step(memory)
 
         def end() -> dict[str, Value]:
             rules = self._rules()
             updates = {name: ReducedUpdate(value, None, 1.0, 1.0) for name, value in reduced.items()}
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
-            in_order = sorted(zip(order, report.updates, strict=True), key=itemgetter(0))
-            variables.reports = tuple([each for _, each in in_order])
+            variables.reports = reports
             self._clear()
             return dict(version)
 
         return Staged(end, variables.nbytes + spec.version_bytes)
 
+    def _decided(self, contributions: Sequence[Contribution]) -> Decision | None:
+        """Returns what the home of sharded parameters has decided; None if this is the home."""
+        shares = [each.share for each in contributions if each.share is not None]
+        if not shares:
+            return None
+        by_count = self._spec.normalization is Normalization.COUNT
+        divisor, order, note = plan(self._spec.reduction, len(shares), by_count=by_count)
+        scales, factors = zip(*shares, strict=True)
+        return Decision(scales, factors, divisor, order, (False,) * len(shares), note)
+
+    def _elsewhere(self, contributions: Sequence[Contribution]) -> Elsewhere | None:
+        """Returns what the other servers of sharded parameters have measured; None without other servers."""
+        if not any(each.part for each in contributions):
+            return None
+        if not self._spec.measures_norms:  # norms of the pieces that are here would be none of updates
+            return Elsewhere([[(math.inf,)]] * len(contributions))
+        norms = [[each.squared_norm for each in one.measured] for one in contributions]
+        pairs = combinations(contributions, 2) if self._spec.measures_distances else ()
+        return Elsewhere(norms, [_distances_of(*pair) for pair in pairs])
+
     def drop(self) -> None:
         """Drops the updates, as other values were loaded."""
         self._clear()
+
+
+def _distances_of(one: Contribution, other: Contribution) -> list[Terms]:
+    """Returns the squared distances of two updates of sharded parameters on the other servers."""
+    found = []
+    for mine, theirs in zip(one.measured, other.measured, strict=True):
+        distance = mine.squared_distances.get(other.part) or theirs.squared_distances.get(one.part)
+        if distance is None:
+            raise AbortedError(
+                f"server {mine.server} of the cluster has not measured how far this update is from one that is in the "
+                "round, as it never held both: stage it again",
+                field="update",
+            )
+        found.append(distance)
+    return found
 
 
 def _of_one_dtype(updates: Sequence[dict[str, Array]], masters: Mapping[str, DType]) -> Sequence[Mapping[str, Array]]:

@@ -162,5 +162,13 @@ class Versions(KeptAverages):
     def _decided(self, step: int, rules: Rules) -> DecidedRound | None:
         if self._decision is None:
             return None
-        parts = self._decision.parts(self._ledger.rounds)
-        return DecidedRound(step, rules.optimizer, rules.schedule, parts.ids, parts.weights)
+        rounds, reports = self._ledger.rounds, self._variables.reports
+        parts = self._decision.parts(rounds)
+        decided = DecidedRound(step, rules.optimizer, rules.schedule, parts.ids, parts.weights)
+        if not reports:
+            return decided
+        by_id = {each.part: report for each, report in zip(rounds.members.held, reports, strict=True)}
+        scales = tuple([by_id[part].scale for part in parts.ids])
+        factors = tuple([by_id[part].factor for part in parts.ids])
+        is_scaled, is_chosen = set(scales) != {1.0}, factors != parts.weights
+        return replace(decided, scales=scales if is_scaled else (), factors=factors if is_chosen else ())

@@ -11,7 +11,7 @@ import pytest
 
 import gradserve
 import gradserve.aio
-from gradserve import optim
+from gradserve import optim, reductions
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.cluster.sharding.clients import small_pieces
 from tests.resizing.folders import cluster
@@ -94,6 +94,37 @@ def test_optimizers_take_the_same_steps_on_every_number_of_servers(optimizer: An
             versions, _ = trained(client, sharded=size > 1, **properties)
             digests.append([each.digest for each in versions])
     assert digests[0] == digests[1] == digests[2]
+
+
+WHOLE_UPDATES: tuple[dict[str, Any], ...] = (
+    {"clip_norm": 4.0},
+    {"reduction": reductions.trimmed_mean(0.3), "deterministic": True},
+    {"reduction": reductions.krum(0), "clip_norm": 4.0},
+    {"reduction": reductions.multi_krum(0, 2, report_only=True), "normalize": "count"},
+    {"reduction": reductions.geometric_median(), "num_required": 2},
+)
+"""Properties by which an update counts as a whole."""
+
+
+def test_norms_and_distances_are_those_of_whole_updates() -> None:
+    """Versions and records are those of one server, which also knows cosines."""
+    found = []
+    for size in (1, 2, 3):
+        with on(size) as client:
+            seen: list[Any] = []
+            for properties in WHOLE_UPDATES:
+                properties = {"update": "gradient", "num_required": 3, "keep_versions": 9, **properties}
+                parameters = client.parameters(VALUES, optimizer=OPTIMIZERS[1], sharded=size > 1, **properties)
+                for number, (update,) in enumerate(updates(6, 1)):
+                    step = number // properties["num_required"]
+                    parameters.push(update, step, worker_id=f"worker {number}", weight=1.0 + number)
+                seen.append([parameters.read(step).digest for step in range(parameters.read().step + 1)])
+                seen.append([(each.norm, each.dropped) for one in parameters.rounds() for each in one.updates])
+            found.append(seen)
+    assert found[0] == found[1] == found[2]
+    norms = [norm for norm, _ in found[0][1]]
+    assert min(norms) > 1.0
+    assert any(dropped for _, dropped in found[0][5]), "krum drops some"
 
 
 PARTIAL = (("bias",), ("kernel", "bias"), ("scale",), ("kernel",), ("bias", "scale"), ("scale",))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve import optim
+from gradserve import optim, reductions
 from gradserve_server.config.servers import ClusterConfig
 from tests.cluster.servers import name_at, running_processes
 from tests.cluster.sharding.clients import small_pieces
@@ -31,6 +31,11 @@ VALUES: dict[str, Any] = {
     "scale": np.ones((9, 2), np.float16),
 }
 RULES: dict[str, Any] = {"optimizer": optim.SGD(0.1, momentum=0.9), "update": "gradient", "num_required": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "push_pull": RULES,
+    "push and read": RULES | {"reduction": reductions.geometric_median(), "clip_norm": 5.0},
+}
+"""The calls that get a version, and the properties with which they are made."""
 STAGES = {
     "before staging": Stage(["StageUpdate"]),
     "staged on some": Stage(["StageUpdate"], 1),
@@ -80,9 +85,9 @@ def _update(seed: int) -> dict[str, Any]:
     return {name: random.standard_normal(value.shape).astype(value.dtype) for name, value in VALUES.items()}
 
 
-def _undisturbed(client: gradserve.Client) -> list[str]:
+def _undisturbed(client: gradserve.Client, kind: str = "push_pull") -> list[str]:
     """Returns the digests of three rounds on one server."""
-    whole = client.parameters(VALUES, durability="none", **RULES)
+    whole = client.parameters(VALUES, durability="none", **KINDS[kind])
     digests = []
     for step in range(3):
         whole.push(_update(2 * step), step, worker_id="b")
@@ -124,14 +129,14 @@ def _play(cluster: list[Any], stage: str, lost: int, kind: str, *, late: bool) -
             cluster[lost].start()
 
     with client, gradserve.connect(addresses, timeout=PATIENCE_SECONDS) as other:
-        first = client.parameters(VALUES, name, sharded=True, durability="gradient", **RULES)
-        second = other.parameters(VALUES, name, sharded=True, durability="gradient", **RULES)
+        first = client.parameters(VALUES, name, sharded=True, durability="gradient", **KINDS[kind])
+        second = other.parameters(VALUES, name, sharded=True, durability="gradient", **KINDS[kind])
         transport.happen = lose
         found = [_round(first, second, step, kind) for step in range(3)]
         assert transport.has_happened
         for comeback in comebacks:
             comeback.join()
-        assert found == _undisturbed(other)
+        assert found == _undisturbed(other, kind)
         ledger = first.info().weights
         assert (ledger.accepted, ledger.applied, ledger.pending) == (6.0, 6.0, 0.0)
         first.delete()

@@ -4,6 +4,7 @@ The equations of optimizers and of reductions are those of the server, which oth
 updates come in, in which order, with which weight, divisor, state and counts, is computed here.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,6 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import Schedule
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
-from gradserve_server.parameters.reductions.choices import squared_norms, total
 from gradserve_server.parameters.reductions.reduce import UpdateReport, reduce_updates
 from gradserve_server.parameters.reductions.spec import Sum
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, UpdateKind
@@ -98,7 +98,7 @@ class Model:
         """
         begun = self.of_optimizer(optimizer)
         spec = self.spec
-        updates, reports = _held(spec, members) if spec.holds_updates else (_running(spec, members), ())
+        updates, reports = (_held if spec.holds_updates else _running)(spec, members)
         slots = {name: tuple([each.copy() for each in arrays]) for name, arrays in begun.slots.items()}
         masters, component_steps = dict(self.masters), dict(begun.component_steps)
         steps = []
@@ -151,23 +151,32 @@ def _new_slots(spec: ParametersSpec, optimizer: Optimizer) -> dict[str, tuple[Ar
     }
 
 
-def _running(spec: ParametersSpec, members: Sequence[Member]) -> dict[str, tuple[Array, float]]:
-    """Returns the sum and the divisor of each component."""
+def _running(
+    spec: ParametersSpec, members: Sequence[Member]
+) -> tuple[dict[str, tuple[Array, float]], tuple[UpdateReport, ...]]:
+    """Returns the sum and the divisor of each component, and the reports."""
+    reports = []
     sums: dict[str, Array] = {}
     weights: dict[str, list[float]] = {}
     for member in members:
         values = values_of(member.number, spec)
         factor = member.weight
         if spec.clip_norm is not None:
-            (square,) = total(squared_norms([array], map) for array in values.values())
-            norm = float(np.sqrt(square))
-            factor *= min(1.0, spec.clip_norm / norm) if norm else 1.0
+            norm = norm_of(values)
+            scale = min(1.0, spec.clip_norm / norm) if norm else 1.0
+            reports.append(UpdateReport(norm, scale, None, is_dropped=False, factor=factor))
+            factor *= scale
         for name, value in values.items():
             dtype = spec.masters[name]
             scaled: Any = value.astype(dtype) * dtype.type(factor)
             sums[name] = scaled if name not in sums else sums[name] + scaled
             weights.setdefault(name, []).append(member.weight)
-    return {name: (summed, _divisor(spec, weights[name])) for name, summed in sums.items()}
+    return {name: (summed, _divisor(spec, weights[name])) for name, summed in sums.items()}, tuple(reports)
+
+
+def norm_of(values: Mapping[str, Array]) -> float:
+    """Returns the norm of an update, whose square is rounded once."""
+    return math.sqrt(math.fsum([each * each for value in values.values() for each in value.astype(float).flat]))
 
 
 def _divisor(spec: ParametersSpec, weights: Sequence[float]) -> float:

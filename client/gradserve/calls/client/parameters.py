@@ -125,8 +125,7 @@ class ParametersOfClient(ClientState):
             agreement: Short texts by name on which all who create or find the parameters must agree: at most 64 of at
                 most 1024 bytes. The server compares them, and does nothing else with them. None: none.
             sharded: Whether to spread the parameters over all servers of the cluster, by bytes, which divides
-                transfers, memory and the optimizer's work among them. Only with a reduction of "mean" or "sum", and
-                without clip_norm. False: they are on one.
+                transfers, memory and the optimizer's work among them. False: they are on one.
             progress: Told how far the transfer of the values is, if they are sent, as by `Client.put`.
 
         Returns:

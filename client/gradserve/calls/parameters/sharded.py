@@ -175,7 +175,7 @@ class ShardedParametersWire(StagingWire, ParametersWire):
 
     def _stage_at(
         self, target: int, given: Given, values: Mapping[str, Sent], staged: StagedFor, progress: Progress | None
-    ) -> Operation[None]:
+    ) -> Operation[Message | None]:
         staging = messages_pb2.StageUpdateRequest(local_step=given.local_step, release_handles=True, epoch=staged.epoch)
         staging.parameters.CopyFrom(self._shard_ref(target))
         staging.parameters.incarnation = staged.incarnation
@@ -199,6 +199,13 @@ class ShardedParametersWire(StagingWire, ParametersWire):
             self._parts.name_field(target, error)
             raise
         self._uncounted.answered(staging, self._key, target, asks=reply.message.has_old_updates)
+        measured: Message | None = reply.message.measured if reply.message.HasField("measured") else None
+        return measured
+
+    def _tell(self, message: Any, staged: StagedFor) -> None:
+        super()._tell(message, staged)
+        del message.measured[:]
+        message.measured.extend(staged.answers)
 
     def _forget_uncounted(self, targets: Collection[int]) -> Operation[None]:
         """Ends the epoch, and tries to have servers forget what was staged in it and does not count."""

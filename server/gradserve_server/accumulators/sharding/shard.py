@@ -278,6 +278,15 @@ class Shard:
             )
         return held
 
+    def with_others(self, key: PartKey) -> tuple[Gradient, dict[str, Gradient]] | None:
+        """Returns a held gradient, and all others of its incarnation by their ids; None if it is not here."""
+        self._check_open()
+        if key not in self._parts:
+            return None
+        found = {each: part.sum.held[0] for each, part in self._parts.items() if each[0] == key[0]}
+        own = found.pop(key)
+        return own, {each.id: gradient for each, gradient in found.items()}
+
     def opening(self, key: PartKey) -> OpenGradient:
         """Returns what opens a held gradient for the call that it was staged for, and forgets it after that.
 

@@ -33,6 +33,7 @@ from gradserve_server.parameters.optimizers.optimizer import (
     Array,
     Optimizer,
 )
+from gradserve_server.parameters.reductions import exact
 from gradserve_server.parameters.unpacking.adder import PackedAdder
 
 T = TypeVar("T")
@@ -133,6 +134,7 @@ class Stepper:
         """Compiles the kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""
         self._kernels.prepare(stop)
         self.packed.prepare(stop)
+        exact.prepare(stop)
 
     def step(self, optimizer: Optimizer, lr_factor: float, steps: Sequence[ComponentStep]) -> None:
         """Fills the results and updates the slots of components. Blocks until that is done.

@@ -1,18 +1,27 @@
 """The ways in which the updates of a round become one.
 
-`spec` has the reductions as values. The others work on the updates that are held for a round, in three steps that
-servers of sharded parameters can do apart:
+`spec` has the reductions as values. The others work on the updates that are held for a round, in three steps, of which
+servers of sharded parameters do the first and the last for their own pieces:
 
-1. `measures` computes numbers of one component: squared norms, distances and products, in float64 and fixed blocks;
-2. `choices` decides by the totals of these numbers which update counts how much;
-3. `reduce` makes the components as was decided. `reduce_updates` does all of it on one server.
+1. `choices` measures squared norms and distances, which `exact` adds up;
+2. it decides by the sums over all servers which update counts how much;
+3. `reduce` makes the components as was decided. `reduce_updates` does all of it.
 
-The same updates in the same order give the same bits on any number of threads, and on any number of servers that have
-whole components: arrays are only added, subtracted, multiplied, divided and sorted, element by element, and numbers of
-blocks and components are added in their order.
+The same updates in the same order give the same bits on any number of threads and servers, wherever these divide
+components: arrays are only added, subtracted, multiplied, divided and sorted, element by element, and what is added up
+over elements is added up exactly.
 """
 
-from gradserve_server.parameters.reductions.reduce import Report, UpdateReport, clipped_factor, reduce_updates
+from gradserve_server.parameters.reductions.reduce import (
+    Elsewhere,
+    Report,
+    UpdateReport,
+    clip_scale,
+    measured_distances,
+    measured_norm,
+    reduce_as_decided,
+    reduce_updates,
+)
 from gradserve_server.parameters.reductions.spec import (
     GeometricMedian,
     Krum,
@@ -27,6 +36,7 @@ from gradserve_server.parameters.reductions.spec import (
 )
 
 __all__ = [
+    "Elsewhere",
     "GeometricMedian",
     "Krum",
     "Maximum",
@@ -37,7 +47,10 @@ __all__ = [
     "Sum",
     "TrimmedMean",
     "UpdateReport",
-    "clipped_factor",
+    "clip_scale",
+    "measured_distances",
+    "measured_norm",
+    "reduce_as_decided",
     "reduce_updates",
     "reduction_of",
     "reduction_record",

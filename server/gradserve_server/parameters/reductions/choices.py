@@ -1,23 +1,23 @@
 """Decides how much each update of a round counts, by its norm and its distances from others over all components.
 
-Servers of sharded parameters measure the updates in their own components and exchange numbers: `total` adds those of
-all components, in the order of the spec.
+Norms and distances are exact sums, so servers of sharded parameters can measure the pieces that they have; see `exact`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from fractions import Fraction
+from itertools import combinations, repeat
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradserve_server.parameters.reductions.exact import Terms, rounded, sums, sums_of_rows
 from gradserve_server.parameters.reductions.spec import (
     GeometricMedian,
     Krum,
     Maximum,
-    Mean,
     Median,
     Reduction,
     Sum,
@@ -39,47 +39,62 @@ class Parallel(Protocol):
     def __call__(self, function: Callable[[T], R], arguments: Iterable[T], /) -> Iterable[R]: ...
 
 
-def squared_norms(arrays: Sequence[Array | None], parallel: Parallel = map) -> list[float]:
+def squared_norms(arrays: Sequence[Array | None], parallel: Parallel = map) -> list[Terms]:
     """Returns the sums of squares of a component, one for each update; 0 for one that lacks it."""
     present = [index for index, array in enumerate(arrays) if array is not None]
 
-    def of_block(start: int) -> list[float]:
+    def of_block(start: int) -> list[Terms]:
         rows = load([array for array in arrays if array is not None], start)
         rows *= rows
-        return row_sums(rows)
+        return sums_of_rows(rows)
 
-    found = _sum_of_blocks(of_block, arrays, len(present), parallel)
-    sums = [0.0] * len(arrays)
+    found = sums(_of_blocks(of_block, arrays, parallel)) or [(0.0,)] * len(present)
+    norms: list[Terms] = [(0.0,)] * len(arrays)
     for index, value in zip(present, found, strict=True):
-        sums[index] = value
-    return sums
+        norms[index] = value
+    return norms
 
 
-def squared_distances(
-    arrays: Sequence[Array], scales: Sequence[float] | None = None, parallel: Parallel = map
-) -> list[float]:
+def squared_distances(arrays: Sequence[Array], num_firsts: int | None = None, parallel: Parallel = map) -> list[Terms]:
     """Returns the squared distances of updates in a component, by direct differences.
 
     Args:
         arrays: The component, in each update.
-        scales: Factors of the updates; None for 1.
+        num_firsts: The number of updates whose distances to all later ones are wanted; None for all.
         parallel: Runs blocks, perhaps in threads.
 
     Returns:
-        One number for each pair of updates: 0 and 1, 0 and 2, ..., 1 and 2, ...
+        One sum for each pair of updates: 0 and 1, 0 and 2, ..., 1 and 2, ...
     """
-    num_pairs = len(arrays) * (len(arrays) - 1) // 2
+    firsts = range(len(arrays) - 1)[:num_firsts]
 
-    def of_block(start: int) -> list[float]:
-        rows = load(arrays, start, scales)
-        sums: list[float] = []
-        for index in range(len(rows) - 1):
+    def of_block(start: int) -> list[Terms]:
+        rows = load(arrays, start)
+        found: list[Terms] = []
+        for index in firsts:
             differences = rows[index + 1 :] - rows[index]
             differences *= differences
-            sums += row_sums(differences)
-        return sums
+            found += sums_of_rows(differences)
+        return found
 
-    return _sum_of_blocks(of_block, arrays, num_pairs, parallel)
+    num_pairs = sum([len(arrays) - 1 - index for index in firsts])
+    return sums(_of_blocks(of_block, arrays, parallel)) or [(0.0,)] * num_pairs
+
+
+def scaled_distances(distances: Sequence[Terms], norms: Sequence[Terms], scales: Sequence[float]) -> list[float]:
+    """Returns the squared distances of pairs of updates that are scaled by `clip_scales`.
+
+    |s a - t b|^2 = s t |a - b|^2 + (s - t) (s |a|^2 - t |b|^2), in rational numbers: nothing cancels.
+    """
+    found = []
+    for (i, j), terms in zip(combinations(range(len(norms)), 2), distances, strict=True):
+        value, s, t = rounded(terms), scales[i], scales[j]
+        if (s != 1 or t != 1) and math.isfinite(value) and math.isfinite(rounded(norms[i]) + rounded(norms[j])):
+            distance, a, b = (sum(map(Fraction, each), Fraction(0)) for each in (terms, norms[i], norms[j]))
+            first, second = Fraction(s), Fraction(t)
+            value = float(first * second * distance + (first - second) * (first * a - second * b))
+        found.append(value)
+    return found
 
 
 def products(
@@ -100,7 +115,7 @@ def products(
         rows[-1] *= rows[-1]
         return row_sums(rows)
 
-    *found, square = _sum_of_blocks(of_block, [reduced], len(present) + 1, parallel)
+    *found, square = total(_of_blocks(of_block, [reduced], parallel)) or [0.0] * (len(present) + 1)
     for index, value in zip(present, found, strict=True):
         dots[index], squares[index] = value, square
     return dots, squares
@@ -142,18 +157,16 @@ def row_sums(rows: NDArray[np.float64]) -> list[float]:
     return sums
 
 
-def _sum_of_blocks(
-    of_block: Callable[[int], list[float]], arrays: Sequence[Array | None], num_sums: int, parallel: Parallel
-) -> list[float]:
+def _of_blocks(
+    of_block: Callable[[int], list[T]], arrays: Sequence[Array | None], parallel: Parallel
+) -> Iterable[list[T]]:
     size = next((array.size for array in arrays if array is not None), 0)
-    if not size or not num_sums:
-        return [0.0] * num_sums
 
-    def quietly(start: int) -> list[float]:
+    def quietly(start: int) -> list[T]:
         with np.errstate(all="ignore"):  # what is not finite is dropped later
             return of_block(start)
 
-    return total(parallel(quietly, range(0, size, BLOCK)))
+    return parallel(quietly, range(0, size, BLOCK))
 
 
 Vector: TypeAlias = NDArray[np.float64]
@@ -210,6 +223,23 @@ def needs_distances(reduction: Reduction, num_updates: int) -> bool:
     return isinstance(reduction, GeometricMedian)
 
 
+def plan(
+    reduction: Reduction, num_updates: int, *, by_count: bool
+) -> tuple[Divisor, Median | TrimmedMean | Maximum | None, str | None]:
+    """Returns what is known of a decision before anything is measured: its divisor, order and note."""
+    divisor: Divisor = "count" if by_count else "weights"
+    match reduction:
+        case Sum() | GeometricMedian():
+            divisor = "none"
+        case Median() | TrimmedMean() | Maximum():
+            return divisor, reduction, None
+        case Krum() if num_updates < reduction.num_needed:
+            instead = "nothing" if reduction.report_only else "median"
+            note = f"krum of fewer than {reduction.num_needed} updates: {instead}"
+            return divisor, None if reduction.report_only else Median(), note
+    return divisor, None, None
+
+
 def decide(
     reduction: Reduction,
     weights: Sequence[float],
@@ -233,7 +263,7 @@ def decide(
         reduction: The reduction.
         weights: The weights of the updates.
         squared_norms: Their squared norms over all components.
-        squared_distances: The squared distances of each pair, with `clip_scales`; see `needs_distances`.
+        squared_distances: The squared distances of each pair, scaled; see `needs_distances` and `scaled_distances`.
         by_count: Whether a mean is divided by the number of updates rather than by their weights.
         clip_norm: The greatest norm of an update; None for no limit.
     """
@@ -244,25 +274,13 @@ def decide(
     usable = [index for index in range(count) if is_usable[index]]
     factors = [weight if counts else 0.0 for weight, counts in zip(weights, is_usable, strict=True)]
     dropped = [not counts for counts in is_usable]
-    divisor: Divisor = "count" if by_count else "weights"
-    order: Median | TrimmedMean | Maximum | None = None
-    note = None
+    divisor, order, note = plan(reduction, count, by_count=by_count)
     match reduction:
-        case Mean():
-            pass
-        case Sum():
-            divisor = "none"
-        case Median() | TrimmedMean() | Maximum():
-            order = reduction
         case Krum():
             selected = usable
             if count >= reduction.num_needed:
                 rest = _Distances(count, squared_distances).among(usable)
                 selected = [usable[index] for index in krum_selection(rest, reduction, count - len(usable))]
-            else:
-                instead = "nothing" if reduction.report_only else "median"
-                note = f"krum of fewer than {reduction.num_needed} updates: {instead}"
-                order = None if reduction.report_only else Median()
             dropped = [index not in set(selected) for index in range(count)]
             if reduction.report_only:
                 # The mean, without those that are not finite only if clip_norm needs that.
@@ -278,7 +296,6 @@ def decide(
             factors = [0.0] * count
             for index, share in zip(usable, shares, strict=True):
                 factors[index] = share
-            divisor = "none"
     return Decision(scales, tuple(factors), divisor, order, tuple(dropped), note)
 
 

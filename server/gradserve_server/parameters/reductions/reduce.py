@@ -17,10 +17,12 @@ from gradserve_server.parameters.reductions.choices import (
     load,
     needs_distances,
     products,
+    scaled_distances,
     squared_distances,
     squared_norms,
     total,
 )
+from gradserve_server.parameters.reductions.exact import Terms, rounded, sums
 from gradserve_server.parameters.reductions.spec import Maximum, Median, Reduction, TrimmedMean
 
 _SORTED_ELEMENTS = 1 << 20
@@ -35,14 +37,16 @@ class UpdateReport:
         norm: Its norm over all components, before clip_norm; None if it is infinite or NaN.
         scale: The factor by which clip_norm scaled it.
         cosine: The cosine of the angle between it and the reduced update, over the components that it has; None if one
-            of them is zero, infinite or NaN.
+            of them is zero, infinite or NaN, or has pieces on other servers.
         is_dropped: Whether the reduction left it out, or would have with report_only.
+        factor: Its factor in the reduced update, `scale` not included; see `Decision`.
     """
 
     norm: float | None
     scale: float
     cosine: float | None
     is_dropped: bool
+    factor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,19 @@ class Report:
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Measurements of the updates of a round by other servers: of each number, the parts to be added to it.
+
+    Attributes:
+        norms: Of the squared norm of each update.
+        distances: Of the squared distances of each pair of updates; see `squared_distances`.
+    """
+
+    norms: Sequence[Sequence[Terms]] = ()
+    distances: Sequence[Sequence[Terms]] = ()
+
+
 def reduce_updates(
     reduction: Reduction,
     names: Sequence[str],
@@ -66,6 +83,7 @@ def reduce_updates(
     *,
     by_count: bool = False,
     clip_norm: float | None = None,
+    elsewhere: Elsewhere | None = None,
     parallel: Parallel = map,
 ) -> tuple[dict[str, Array], Report]:
     """Reduces the updates of a round.
@@ -84,6 +102,7 @@ def reduce_updates(
         by_count: Whether a mean is divided by the number of updates rather than by their weights.
         clip_norm: The greatest norm of an update over all components: those with a greater one are scaled down to it,
             before anything else. None for no limit.
+        elsewhere: What was measured of the pieces on other servers; None if there are none.
         parallel: Runs blocks, perhaps in threads. The result does not depend on it.
 
     Returns:
@@ -91,35 +110,62 @@ def reduce_updates(
         float32 for others; and the report.
     """
     columns = {name: [update.get(name) for update in updates] for name in names}
-    norms = total(squared_norms(arrays, parallel) for arrays in columns.values()) or [0.0] * len(updates)
+    others = Elsewhere() if elsewhere is None else elsewhere
+    squares = _added([squared_norms(arrays, parallel) for arrays in columns.values()], others.norms)
+    norms = [rounded(terms) for terms in squares] or [0.0] * len(updates)
     distances: list[float] = []
     if needs_distances(reduction, len(updates)):
-        scales = clip_scales(norms, clip_norm)
-        distances = total(squared_distances([update[name] for update in updates], scales, parallel) for name in names)
+        found = [squared_distances([update[name] for update in updates], None, parallel) for name in names]
+        pairs = _added(found, others.distances)
+        distances = scaled_distances(pairs, squares, clip_scales(norms, clip_norm))
     decision = decide(reduction, weights, norms, distances, by_count=by_count, clip_norm=clip_norm)
-    values = {
-        name: reduced
-        for name, arrays in columns.items()
-        if (reduced := reduce_component(arrays, decision, parallel)) is not None
-    }
-    found = [products(arrays, values.get(name), parallel) for name, arrays in columns.items()]
-    dots, squares = total(each for each, _ in found), total(each for _, each in found)
-    return values, report(norms, dots, squares, decision)
+    values = reduce_as_decided(decision, names, updates, parallel)
+    if elsewhere is not None:
+        nothing = [0.0] * len(updates)
+        return values, report(norms, nothing, nothing, decision)
+    cosines = [products(arrays, values.get(name), parallel) for name, arrays in columns.items()]
+    return values, report(norms, total(dots for dots, _ in cosines), total(each for _, each in cosines), decision)
 
 
-def clipped_factor(update: Mapping[str, Array], clip_norm: float, parallel: Parallel = map) -> float:
-    """Returns the factor by which an update is scaled down to `clip_norm`, for sums that hold no updates.
+def _added(found: Sequence[Sequence[Terms]], elsewhere: Sequence[Sequence[Terms]]) -> list[Terms]:
+    """Adds the sums of components, and what there is elsewhere for each of them."""
+    return sums([*found, *zip(*elsewhere, strict=True)])
+
+
+def reduce_as_decided(
+    decision: Decision, names: Sequence[str], updates: Sequence[Mapping[str, Array]], parallel: Parallel = map
+) -> dict[str, Array]:
+    """Returns the components of the reduced update; see `reduce_updates`."""
+    found = {name: reduce_component([update.get(name) for update in updates], decision, parallel) for name in names}
+    return {name: reduced for name, reduced in found.items() if reduced is not None}
+
+
+def measured_norm(update: Mapping[str, Array], parallel: Parallel = map) -> Terms:
+    """Returns the squared norm of an update, over the components that are here."""
+    return next(iter(sums([squared_norms([array], parallel) for array in update.values()])), (0.0,))
+
+
+def measured_distances(
+    update: Mapping[str, Array], others: Sequence[Mapping[str, Array]], parallel: Parallel = map
+) -> list[Terms]:
+    """Returns the squared distances of an update to others, over the components that are here, which all have."""
+    found = [
+        squared_distances([array, *[other[name] for other in others]], 1, parallel) for name, array in update.items()
+    ]
+    return sums(found) or [(0.0,)] * len(others)
+
+
+def clip_scale(squared_norm: float, clip_norm: float) -> float:
+    """Returns the factor that scales an update down to `clip_norm`, for sums that hold no updates.
 
     Args:
-        update: The update, with its components in the order of the spec.
+        squared_norm: Its squared norm over all components.
         clip_norm: The greatest norm.
-        parallel: Runs blocks, perhaps in threads.
 
     Returns:
         At most 1; 0 for an update that must not be added, as its norm is infinite or NaN.
     """
-    norms = total(squared_norms([array], parallel) for array in update.values()) or [0.0]
-    return clip_scales(norms, clip_norm)[0] if is_measurable(norms[0]) else 0.0
+    return clip_scales([squared_norm], clip_norm)[0] if is_measurable(squared_norm) else 0.0
 
 
 def report(norms: Sequence[float], dots: Sequence[float], squares: Sequence[float], decision: Decision) -> Report:
@@ -132,12 +178,17 @@ def report(norms: Sequence[float], dots: Sequence[float], squares: Sequence[floa
         decision: The decision by which they were reduced.
     """
     updates = tuple(
-        UpdateReport(math.sqrt(norm) if math.isfinite(norm) else None, scale, _cosine(dot, norm, square), is_dropped)
-        for norm, dot, square, scale, is_dropped in zip(
-            norms, dots, squares, decision.scales, decision.is_dropped, strict=True
+        UpdateReport(norm_of(norm), scale, _cosine(dot, norm, square), is_dropped, factor)
+        for norm, dot, square, scale, is_dropped, factor in zip(
+            norms, dots, squares, decision.scales, decision.is_dropped, decision.factors, strict=True
         )
     )
     return Report(updates, decision.note)
+
+
+def norm_of(squared_norm: float) -> float | None:
+    """Returns a norm; None if it is not finite."""
+    return math.sqrt(squared_norm) if math.isfinite(squared_norm) else None
 
 
 def _cosine(dot: float, norm: float, square: float) -> float | None:

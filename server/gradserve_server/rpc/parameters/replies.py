@@ -10,7 +10,7 @@ from gradserve_protocol.messages import encode_codec
 from gradserve_protocol.tensors import Contents, WithContents
 from gradserve_protocol.v1 import accumulator_pb2, codecs_pb2, parameters_pb2, tensor_pb2
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
-from gradserve_server.accumulators.gradient import Array
+from gradserve_server.accumulators.gradient import Array, Measurement
 from gradserve_server.accumulators.rounds import Outcome, Pushed
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.parameters.changes import Reported
@@ -146,6 +146,20 @@ def _encode_decided(decided: DecidedRound) -> parameters_pb2.DecidedRound:
         weights=decided.weights,
         loaded=bytes.fromhex(decided.loaded),
         oldest_version=decided.oldest_version,
+        scales=decided.scales,
+        factors=decided.factors,
+    )
+
+
+def encode_measurement(measured: Measurement) -> parameters_pb2.Measurement:
+    """Encodes what was measured of an update."""
+    return parameters_pb2.Measurement(
+        server=measured.server,
+        squared_norm=measured.squared_norm,
+        squared_distances=[
+            parameters_pb2.SquaredDistance(part_id=bytes.fromhex(part), terms=terms)
+            for part, terms in measured.squared_distances.items()
+        ],
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gradserve_protocol.codecs import CODECS_BY_NUMBER, Codec
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Array, Contribution, Metrics
+from gradserve_server.accumulators.gradient import Array, Contribution, Measurement, Metrics
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import (
     IncomingComponent,
@@ -19,7 +19,7 @@ from gradserve_server.accumulators.incoming import (
 from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.sharding.home import part_id
 from gradserve_server.accumulators.spec import ComponentSpec, check_agreement
-from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.errors import AbortedError, InvalidArgumentError
 from gradserve_server.limits import (
     MAX_COMPONENTS,
     MAX_METRIC_NAME_BYTES,
@@ -228,17 +228,20 @@ def decode_evaluations_page(request: messages_pb2.ListEvaluationsRequest) -> tup
 
 
 def decode_staged_update(
-    request: UpdateRequest, incarnation: str, user: Identity = ANONYMOUS
+    request: UpdateRequest, incarnation: str, spec: ParametersSpec, user: Identity = ANONYMOUS
 ) -> tuple[RequestId, Contribution, PartKey]:
     """Reads the id of an update's call, its step, weight and sender, and the name under which it was staged.
 
     Args:
         request: A request for sharded parameters.
         incarnation: Their incarnation.
+        spec: Their properties.
         user: The caller.
 
     Raises:
-        InvalidArgumentError: It has components, or no id, or is the sum of several updates.
+        InvalidArgumentError: It has components, or no id, or is the sum of several updates; or its measurements are not
+            those of the other servers.
+        AbortedError: It is to be staged again.
     """
     if request.update:
         raise InvalidArgumentError(
@@ -258,7 +261,7 @@ def decode_staged_update(
     plain = contribution_of(request, epoch=epoch, metrics=decode_metrics(request.metrics, "metrics"))
     what = _what_of(request, plain)
     call = gradient_id(request.request_id, what, IncomingGradient([], IncomingTensors(())), user)
-    contribution = replace(plain, part=part_id(call))
+    contribution = replace(plain, part=part_id(call), measured=_measurements(request, spec))
     return call, contribution, PartKey(incarnation, contribution.part)
 
 
@@ -318,12 +321,60 @@ def decode_decided(rounds: Sequence[parameters_pb2.DecidedRound]) -> list[Decide
                 tuple(each.weights),
                 each.loaded.hex(),
                 each.oldest_version,
+                _shares(each.scales, ids, f"{field}.scales", most=1.0),
+                _shares(each.factors, ids, f"{field}.factors"),
             )
         )
     return decoded
 
 
 _MOST_DECIDED = 1 << 16
+_MOST_TERMS = 64
+
+
+def _shares(given: Sequence[float], ids: Sequence[bytes], field: str, most: float = math.inf) -> tuple[float, ...]:
+    """Reads a number for each update of a round, or for none."""
+    if given and len(given) != len(ids):
+        raise InvalidArgumentError(f"expected none or {len(ids)} numbers, got {len(given)}", field=field)
+    for each in given:
+        if not (0 <= each <= most and math.isfinite(each)):
+            raise InvalidArgumentError(f"expected finite numbers from 0 to {most:g}, got {each:g}", field=field)
+    return tuple(given)
+
+
+def _measurements(request: UpdateRequest, spec: ParametersSpec) -> tuple[Measurement, ...]:
+    """Reads what other servers have measured of an update.
+
+    Raises:
+        InvalidArgumentError: There is nothing to measure; or there are none, or they are no measurements.
+        AbortedError: One of the other servers does not hold the update any more.
+    """
+    expected = spec.others if spec.measures_norms else frozenset()
+    if bool(request.measured) is not bool(expected):
+        raise InvalidArgumentError(
+            f"expected measurements by {len(expected)} other servers, got {len(request.measured)}", field="measured"
+        )
+    found: dict[int, Measurement] = {}
+    for index, each in enumerate(request.measured):
+        field, distances = f"measured[{index}]", each.squared_distances
+        check_count(distances, _MOST_DECIDED, "updates", f"{field}.squared_distances")
+        check_ids([other.part_id for other in distances], f"{field}.squared_distances")
+        for terms in (each.squared_norm, *[other.terms for other in distances]):
+            if len(terms) > _MOST_TERMS or any(map(math.isnan, terms)):
+                raise InvalidArgumentError(
+                    f"expected at most {_MOST_TERMS} terms, and none that is NaN, got {list(terms[:3])}",
+                    field=field,
+                )
+        by_id = {other.part_id.hex(): tuple(other.terms) for other in distances if other.terms}
+        found[each.server] = Measurement(each.server, tuple(each.squared_norm), by_id)
+    if found.keys() != expected:
+        raise InvalidArgumentError(
+            f"expected one measurement by each of servers {sorted(expected)}, got those of {sorted(found)}",
+            field="measured",
+        )
+    if not all(each.squared_norm for each in found.values()):
+        raise AbortedError("a server does not hold the update any more: stage it again", field="update")
+    return tuple([found[server] for server in sorted(found)])
 
 
 def names_in(given: IncomingGradient, components: Sequence[ComponentSpec]) -> list[str]:

@@ -31,6 +31,7 @@ from gradserve_server.rpc.boundary.fields import decode_lifetime, page_of, time_
 from gradserve_server.rpc.boundary.messages import Entries, Serialized, assembled
 from gradserve_server.rpc.parameters.replies import (
     encode_evaluation,
+    encode_measurement,
     encode_pulled,
     encode_pushed,
     encode_read,
@@ -232,7 +233,12 @@ class ParameterServicer:
             spec = await self._compute.run(PIECE_BYTES * len(request.update), lambda: _update_spec(parameters, given))
             opening = await self._receiver.receive(spec, parameters.place, given)
             duplicate = await shard.stage(key, request.local_step, opening, epoch=request.epoch)
-            return messages_pb2.StageUpdateResponse(duplicate=duplicate, has_old_updates=shard.asks_for_old_gradients())
+            measured = await parameters.measure(key)
+            return messages_pb2.StageUpdateResponse(
+                duplicate=duplicate,
+                has_old_updates=shard.asks_for_old_gradients(),
+                measured=None if measured is None else encode_measurement(measured),
+            )
 
     async def CountUpdates(
         self, request: messages_pb2.CountUpdatesRequest, call: Call
@@ -326,7 +332,9 @@ class ParameterServicer:
         """Returns an update once it has arrived."""
         work = PIECE_BYTES * len(request.update)
         if parameters.shard is not None:
-            staged_id, staged, part = decode_staged_update(request, parameters.incarnation, call.identity)
+            staged_id, staged, part = decode_staged_update(
+                request, parameters.incarnation, parameters.spec, call.identity
+            )
             return staged_id, staged, parameters.shard.opening(part)
         sent = (request, call.payload, call.identity)
         request_id, contribution, given = await self._compute.run(work, decode_update, *sent)

@@ -159,10 +159,17 @@ def _together(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
 
 
 class StagedFor(NamedTuple):
-    """The incarnation of the resource at its home, and the epoch there, for which a contribution is staged."""
+    """The incarnation of the resource at its home, and the epoch there, for which a contribution is staged.
+
+    Attributes:
+        incarnation: The incarnation.
+        epoch: The epoch.
+        answers: What servers have answered that the home needs.
+    """
 
     incarnation: str
     epoch: int
+    answers: Sequence[Message] = ()
 
 
 class StagingWire(ContributionWire, ABC):
@@ -191,8 +198,12 @@ class StagingWire(ContributionWire, ABC):
     @abstractmethod
     def _stage_at(
         self, target: int, given: Given, values: Mapping[str, Sent], staged: StagedFor, progress: Progress | None
-    ) -> Operation[None]:
-        """Stages a server's part of a contribution."""
+    ) -> Operation[Message | None]:
+        """Stages a server's part of a contribution; returns what it has answered that the home needs."""
+
+    def _tell(self, message: Any, staged: StagedFor) -> None:
+        """Adds what the home needs to know of a staged contribution to the request that makes it count."""
+        message.epoch = staged.epoch
 
     @abstractmethod
     def _forget_uncounted(self, targets: Collection[int]) -> Operation[None]:
@@ -244,7 +255,7 @@ class StagingWire(ContributionWire, ABC):
             message: Any = request(())
             if self._service.ref(message).incarnation != staged.incarnation:
                 continue
-            message.epoch = staged.epoch
+            self._tell(message, staged)
             try:
                 reply = yield from self._applied(given, self._unary(method, message, wait, in_place=in_place))
             except AbortedError as error:
@@ -269,7 +280,7 @@ class StagingWire(ContributionWire, ABC):
             if call.renewal is not None:
                 yield from call.renewal()
             # The resource may have been created again: then nothing is staged for it.
-            message.epoch = (yield from self._stage(given, None)).epoch
+            self._tell(message, (yield from self._stage(given, None)))
 
         return self._waited(Whole(call._replace(renewal=renewed)))
 
@@ -298,7 +309,7 @@ class StagingWire(ContributionWire, ABC):
             staged = StagedFor(self.ref.incarnation, self._session.epoch)
             stage = [partial(self._stage_at, target, given, parts[target], staged) for target in self._parts.servers]
             try:
-                yield from sent_together(progress, num_bytes, stage)
+                answers = yield from sent_together(progress, num_bytes, stage)
             except ResourceExhaustedError:
                 if is_full:
                     raise
@@ -306,4 +317,4 @@ class StagingWire(ContributionWire, ABC):
                 yield from self._forget_uncounted(self._parts.servers)
                 continue
             if self.ref.incarnation == staged.incarnation:
-                return staged
+                return staged._replace(answers=[each for each in answers if each is not None])
