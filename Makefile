@@ -253,6 +253,7 @@ tables: $(INSTALLED)  ## Write the tables of variables and exit codes into the d
 simulate: $(INSTALLED)  ## Crash servers on simulated disks, SEEDS times
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 	$(BIN)/python -m tests.simulation.sharding --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation.sharding --parameters --seeds $(SEEDS)
 
 $(FUZZER_INSTALLED): $(INSTALLED)
 	@echo "Installing atheris into $(VENV): 35 MB. Where it has no build for this Python, inputs are mutated at random"

@@ -17,10 +17,9 @@ import pytest
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2
 from gradserve_server.accumulators import changes as changes_module
-from gradserve_server.accumulators.gradient import Contribution, Gradient, Measurement, Share
+from gradserve_server.accumulators.gradient import Contribution, Gradient, Measurement
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import PartKey, ShardJournal
-from gradserve_server.accumulators.records import contribution_record
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.accumulators.sharding.home import Decision, part_id
 from gradserve_server.accumulators.sharding.shard import Shard
@@ -381,43 +380,7 @@ def _load_without_the_values_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Follower, "hold", hold)
 
 
-def _count_the_norms_of_other_servers_twice(patch: pytest.MonkeyPatch) -> None:
-    measure = Parameters.measure
-
-    async def twice(parameters: Parameters, key: PartKey) -> Measurement | None:
-        found = await measure(parameters, key)
-        return found and replace(found, squared_norm=found.squared_norm * 2)
-
-    patch.setattr(Parameters, "measure", twice)
-
-
-def _measure_to_the_first_alone(patch: pytest.MonkeyPatch) -> None:
-    with_others = Shard.with_others
-
-    def first(shard: Shard, key: PartKey) -> Any:
-        own, others = with_others(shard, key) or (None, {})
-        return own and (own, dict(list(others.items())[:1]))
-
-    patch.setattr(Shard, "with_others", first)
-
-
-def _tell_no_shares(patch: pytest.MonkeyPatch) -> None:
-    plain = property(lambda decided: [Share(1.0, weight) for weight in decided.weights])
-    patch.setattr(DecidedRound, "shares", plain)
-
-
-def _forget_measurements_on_disk(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        "gradserve_server.accumulators.journal.contribution_record",
-        lambda each: contribution_record(replace(each, measured=())),
-    )
-
-
 FAULTS = (
-    _count_the_norms_of_other_servers_twice,
-    _measure_to_the_first_alone,
-    _tell_no_shares,
-    _forget_measurements_on_disk,
     _forget_too_much,
     _forget_what_a_late_server_needs,
     _keep_updates_in_memory_alone,

@@ -1,4 +1,4 @@
-"""Faults of sharded accumulators that a simulated world must find.
+"""Faults of sharded accumulators and parameters that a simulated world must find.
 
 They replace private steps of the server, as no call of its clients can plant such a fault.
 """
@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from gradserve.calls.accumulators.cache import AccumulatorCache
-from gradserve_server.accumulators import changes
+from gradserve_server.accumulators import changes, records
 from gradserve_server.accumulators.averages import AverageHistory, KeptAverages
 from gradserve_server.accumulators.changes import RoundChanges
-from gradserve_server.accumulators.gradient import RoundParts
+from gradserve_server.accumulators.gradient import RoundParts, Share
 from gradserve_server.accumulators.identity import CallMemory
 from gradserve_server.accumulators.journal import AccumulatorJournals, PartKey, ShardJournal
 from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.sharding.home import Decision, OrderedIncarnations, PartIncarnations
 from gradserve_server.accumulators.sharding.shard import Shard
+from gradserve_server.parameters.parameters import Parameters
+from gradserve_server.parameters.record import DecidedRound
 from tests.simulation.planting import Fault
 
 
@@ -167,4 +169,47 @@ FAULTS: dict[str, Fault] = {
     "hold gradients of clients that have ended": hold_gradients_of_clients_that_have_ended,
     "withdraw nothing": withdraw_nothing,
     "forget what counts": forget_what_counts,
+}
+
+
+# Of sharded parameters
+
+
+def count_norms_of_other_servers_twice(patch: pytest.MonkeyPatch) -> None:
+    async def measure(self: Any, key: Any) -> Any:
+        found = await real(self, key)
+        return found and replace(found, squared_norm=found.squared_norm * 2)
+
+    real: Any = Parameters.measure
+    patch.setattr(Parameters, "measure", measure)
+
+
+def measure_to_the_first_alone(patch: pytest.MonkeyPatch) -> None:
+    def with_others(self: Any, key: Any) -> Any:
+        own, others = real(self, key) or (None, {})
+        return own and (own, dict(list(others.items())[:1]))
+
+    real: Any = Shard.with_others
+    patch.setattr(Shard, "with_others", with_others)
+
+
+def tell_nobody_what_counts(patch: pytest.MonkeyPatch) -> None:
+    plain = property(lambda decided: [Share(1.0, weight) for weight in decided.weights])
+    patch.setattr(DecidedRound, "shares", plain)
+
+
+def forget_measurements_on_disk(patch: pytest.MonkeyPatch) -> None:
+    def record(contribution: Any) -> Any:
+        return records.contribution_record(replace(contribution, measured=()))
+
+    patch.setattr("gradserve_server.accumulators.journal.contribution_record", record)
+
+
+PARAMETERS_FAULTS: dict[str, Fault] = {
+    "count norms of other servers twice": count_norms_of_other_servers_twice,
+    "measure to the first alone": measure_to_the_first_alone,
+    "tell nobody what counts": tell_nobody_what_counts,
+    "forget measurements on disk": forget_measurements_on_disk,
+    "acknowledge without writing": acknowledge_without_writing,
+    "count a call twice": count_a_call_twice,
 }

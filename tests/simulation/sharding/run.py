@@ -16,13 +16,18 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.tensors import encode_message
 from gradserve_protocol.v1 import server_messages_pb2
 from gradserve_server.accumulators.durable.restoring import restore_accumulators
+from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.incoming import GradientReceiver
 from gradserve_server.accumulators.journal import AccumulatorJournals
-from gradserve_server.config import LeaseConfig
+from gradserve_server.config import LeaseConfig, LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
+from gradserve_server.parameters.journal import ParametersJournals
+from gradserve_server.parameters.optimizers.stepping import Stepper
+from gradserve_server.parameters.registry import ParametersRegistry
+from gradserve_server.parameters.restoring import restore_parameters
 from gradserve_server.resources.budget import Budget
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import Expiry, Lifetimes
@@ -32,6 +37,8 @@ from gradserve_server.rpc.accumulators.replies import reply_codecs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.leases.service import LeaseServicer
+from gradserve_server.rpc.parameters.replies import reply_codecs as parameter_codecs
+from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.services import SERVICES
 from gradserve_server.rpc.tensors.messages import InlineLimits, TensorDeliverer
 from gradserve_server.runtime.event_loop import ServiceClock
@@ -67,6 +74,7 @@ class Run:
         restored: The rounds whose averages it has kept from an earlier run, with the incarnations of accumulators.
         memory: The budget of bytes.
         registry: Its accumulators.
+        parameters: Its parameters.
     """
 
     def __init__(
@@ -86,9 +94,11 @@ class Run:
         compute = InlineCompute()
         self.store = None
         self._journals: AccumulatorJournals | None = None
+        self._parameters_journals: ParametersJournals | None = None
         if folder is not None:
             self.store = SimulatedStore(StateDirectory(folder), SimulatedDisk(folder, chance), chance)
             self._journals = AccumulatorJournals(self.store, Durability.ROUND)
+            self._parameters_journals = ParametersJournals(self.store, Durability.ROUND)
         self.memory = Budget(1 << 40, "bytes of tensor memory", ShareRules())
         self._lifetimes = Lifetimes(clock, CLIENT_LEASE)
         self._bench = Bench(
@@ -103,6 +113,23 @@ class Run:
         self.registry: Any = self._bench.registry
         self.registry._new_incarnation = run.new_id
         self.registry._accumulators._is_of_another_run = run.is_of_another
+        self.parameters = ParametersRegistry(
+            AccumulatorFactory(
+                places=self._bench.places,
+                bookkeeping=self._bench.bookkeeping,
+                limits=LimitsConfig(undelivered_lease_seconds=UNDELIVERED_LEASE),
+                lifetimes=self._lifetimes,
+                member=place,
+            ),
+            self._lifetimes,
+            Stepper(ForkJoin(1)),
+            new_incarnation=run.new_id,
+            journals=self._parameters_journals,
+            wall_clock=wall_clock,
+            is_of_another_run=run.is_of_another,
+            member=place,
+            ordered=self.registry.ordered,
+        )
         device = _device()
         tensors = TensorStore(
             pool=BufferPool(0),
@@ -114,22 +141,23 @@ class Run:
         )
         residence = Residence(device, device, compute)
         deliverer = TensorDeliverer(tensors, residence, compute, Memory(self.memory), InlineLimits(1 << 20, 1 << 30))
+        opener = TensorOpener(tensors, residence, compute)
+        receiver = GradientReceiver(opener, compute, Reducer(ForkJoin(1)))
+        identity = run.incarnation, place
         self._servicers: dict[str, Any] = {
-            "AccumulatorService": AccumulatorServicer(
-                self.registry,
-                GradientReceiver(TensorOpener(tensors, residence, compute), compute, Reducer(ForkJoin(1))),
-                deliverer,
-                compute,
-                run.incarnation,
-                place,
-            ),
+            "AccumulatorService": AccumulatorServicer(self.registry, receiver, deliverer, compute, *identity),
+            "ParameterService": ParameterServicer(self.parameters, opener, receiver, deliverer, compute, *identity),
             "LeaseService": LeaseServicer(self._lifetimes.clients),
             "ServerService": self,
         }
-        self._codecs = reply_codecs()
+        self._codecs: dict[str, Any] = {**reply_codecs(), **parameter_codecs()}
         self._expiry = Expiry(
             clock,
-            {"averages": self.registry.factory.expire, "accumulators": self._lifetimes.expire},
+            {
+                "averages": self.registry.factory.expire,
+                "versions": self.parameters.factory.expire,
+                "accumulators": self._lifetimes.expire,
+            },
             {},
             _EXPIRY_INTERVAL,
         )
@@ -140,14 +168,15 @@ class Run:
         return (
             self.memory.used,
             self._bench.bookkeeping.used,
-            self.registry.factory.waiters.used,
-            self.registry.factory.count.used,
+            self.registry.factory.waiters.used + self.parameters.factory.waiters.used,
+            self.registry.factory.count.used + self.parameters.factory.count.used,
         )
 
     async def start(self) -> None:
         """Restores what is on disk, and begins to serve."""
-        if self.store is not None and self._journals is not None:
+        if self.store is not None and self._journals is not None and self._parameters_journals is not None:
             await restore_accumulators(self._journals, self.registry, np.empty)
+            await restore_parameters(self._parameters_journals, self.parameters, np.empty)
             self.store.start(lambda _: None)
         self.restored = frozenset(
             (accumulator.incarnation, each.round_number)
@@ -207,6 +236,7 @@ class Run:
         if self.store is not None:
             self.store.is_gone = True
         self.registry.close()  # so that nobody is served any more when tasks end
+        self.parameters.close()
 
     async def bury(self) -> None:
         """Ends what is left of its tasks, and lets go of its files."""

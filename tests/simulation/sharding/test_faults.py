@@ -3,7 +3,8 @@
 import pytest
 
 from tests.simulation.planting import Fault
-from tests.simulation.sharding.faults import FAULTS
+from tests.simulation.sharding.faults import FAULTS, PARAMETERS_FAULTS
+from tests.simulation.sharding.parameters import ParametersWorld
 from tests.simulation.sharding.world import FailedSeedError, World
 
 WORLDS = 100
@@ -26,10 +27,17 @@ FIRST_WORLDS = {
 }
 """Where to begin with faults that take a coincidence, so that the test is short."""
 
+FIRST_PARAMETERS_WORLDS = {
+    "count norms of other servers twice": 1,
+    "measure to the first alone": 1,
+    "tell nobody what counts": 2,
+    "forget measurements on disk": 1,
+}
 
-def run_worlds(first: int) -> None:
+
+def run_worlds(first: int, kind: type[World] = World) -> None:
     for seed in range(first, first + WORLDS):
-        World(seed).run()
+        kind(seed).run()
 
 
 @pytest.mark.parametrize(("name", "plant"), FAULTS.items(), ids=FAULTS)
@@ -37,3 +45,10 @@ def test_faults_are_found(name: str, plant: Fault, monkeypatch: pytest.MonkeyPat
     plant(monkeypatch)
     with pytest.raises(FailedSeedError, match=r"seed \d+:\n"):
         run_worlds(FIRST_WORLDS.get(name, 0))
+
+
+@pytest.mark.parametrize(("name", "plant"), PARAMETERS_FAULTS.items(), ids=PARAMETERS_FAULTS)
+def test_faults_of_parameters_are_found(name: str, plant: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(FailedSeedError, match=r"seed \d+:\n"):
+        run_worlds(FIRST_PARAMETERS_WORLDS.get(name, 0), ParametersWorld)

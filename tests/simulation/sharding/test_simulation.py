@@ -5,12 +5,15 @@ import subprocess
 import sys
 from collections import Counter
 
+from tests.simulation.sharding.parameters import ParametersWorld
 from tests.simulation.sharding.world import World
 
 SEEDS = 20
 """As many as contain each fault."""
 SAME = 15
 """The seed of a world in which much happens."""
+
+PARAMETERS_SEEDS = (23, 55)
 
 FAULTS = (
     "a call is cancelled",
@@ -36,6 +39,15 @@ def test_promises_hold() -> None:
         num_averages += world.truth.num_averages
     assert faults.keys() >= set(FAULTS)
     assert num_averages > 20 * SEEDS, "most of them are of the rounds at the end"
+
+
+def test_promises_about_parameters_hold() -> None:
+    """Of worlds with a mean whose norms are limited, and with Krum."""
+    for seed in PARAMETERS_SEEDS:
+        world = ParametersWorld(seed)
+        world.run()
+        assert world.truth.num_averages > 5
+        assert world.faults["a server is killed at any time"]
 
 
 def test_a_seed_is_always_the_same_world() -> None:

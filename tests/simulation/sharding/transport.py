@@ -7,7 +7,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradserve.calls.exchange import Allocate, Background, Operation, Pause, Reply, TimeLimits, Together, Unary, Whole
+from gradserve.calls.exchange import (
+    Allocate,
+    Background,
+    Operation,
+    Pause,
+    Reply,
+    TimeLimits,
+    Together,
+    Unary,
+    Whole,
+    Work,
+)
 from gradserve.calls.retries import Attempt, Attempts, Contact, RetryPolicy, Step, with_retries
 from gradserve.errors import CallCancelledError, GradserveError
 from gradserve.transport.aio.transport import ConcurrentSteps
@@ -66,6 +77,8 @@ class SimulatedTransport:
                 return Reply(await self._ask(call, timeout))
             case Attempt(Unary() as call, timeout):
                 return await self._ask(call, timeout)
+            case Work(run):
+                return run()
             case Pause(seconds):
                 return await asyncio.sleep(seconds)
             case Together(operations):

@@ -75,6 +75,11 @@ class Truth:
         self.workers: dict[str, tuple[str, int]] = {}
         self.num_averages = self.num_kills = 0
 
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds that have ended."""
+        return sum(len(each.decisions) for each in self.lives.values())
+
     def will_send(self, call: CallId, worker: str, number: int) -> None:
         """Notes which gradient a call sends."""
         key = part_id(RequestId(call.client_id, call.sequence, b""))

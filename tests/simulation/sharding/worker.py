@@ -57,18 +57,7 @@ class Worker:
 
     async def work(self) -> None:
         """Does one thing after the other, until it is cancelled."""
-        actions: list[tuple[float, Any]] = [
-            (0.35, self._push_pull),
-            (0.25, self._apply),
-            (0.12, self._take),
-            (0.3 if self._world.is_calm else 0.12, self._read),
-            (0.10, self._send_again),
-            (0.1 if self._world.is_calm else 0.03, self._set_step),
-            (self._world.deletions, self._delete),
-            (0.015, self._private),
-        ]
-        if self._world.is_calm:
-            actions.append((0.2, self._repeat_old_decision))
+        actions = self._actions()
         weights = [weight for weight, _ in actions]
         while True:
             await asyncio.sleep(self._chance.choice([0.0, 0.001, 0.05, 0.0 if self._world.is_calm else 0.3]))
@@ -82,6 +71,22 @@ class Worker:
                     await doing
                 finally:
                     doing.cancel()
+
+    def _actions(self) -> list[tuple[float, Any]]:
+        """Returns what the worker does, and how often."""
+        actions: list[tuple[float, Any]] = [
+            (0.35, self._push_pull),
+            (0.25, self._apply),
+            (0.12, self._take),
+            (0.3 if self._world.is_calm else 0.12, self._read),
+            (0.10, self._send_again),
+            (0.1 if self._world.is_calm else 0.03, self._set_step),
+            (self._world.deletions, self._delete),
+            (0.015, self._private),
+        ]
+        if self._world.is_calm:
+            actions.append((0.2, self._repeat_old_decision))
+        return actions
 
     def _pause(self) -> float:
         """Returns how long the worker takes from the home's answer to its next request; some are slower than rounds."""

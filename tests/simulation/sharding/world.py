@@ -66,6 +66,8 @@ class World:
         faults: How often each fault happened.
     """
 
+    worker_class: type[Worker] = Worker
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.trace: list[str] = []
@@ -179,7 +181,7 @@ class World:
     async def _main(self) -> None:
         for target in range(self._size):
             await self._start(target)
-        workers = [Worker(f"w{number}", self, self._chance) for number in range(_NUM_WORKERS)]
+        workers = [self.worker_class(f"w{number}", self, self._chance) for number in range(_NUM_WORKERS)]
         self._loop.on_turn = self._on_turn
         self._is_troubled = True
         working = [asyncio.ensure_future(each.work()) for each in workers]
@@ -221,17 +223,20 @@ class World:
         self._num_turns += 1
         try:
             check(self._num_turns < _MOST_TURNS, "somebody does the same again and again")
-            for run in self._running:
-                self.truth.observe(run)
-            for run in self._running:
-                for each in self._running:
-                    self.truth.check_reducible(run, each, NAMES, is_durable=self._is_never_lost)
+            self._look()
         except Exception as error:
             self._fail(error)
         if self._is_troubled and not self.is_calm and self._chance.random() < _KILL:
             target = self._chance.randrange(self._size)
             if self.network.runs[target] is not None:
                 self._kill(target, "between two turns")
+
+    def _look(self) -> None:
+        for run in self._running:
+            self.truth.observe(run)
+        for run in self._running:
+            for each in self._running:
+                self.truth.check_reducible(run, each, NAMES, is_durable=self._is_never_lost)
 
     # Servers
 

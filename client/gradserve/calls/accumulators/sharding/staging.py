@@ -26,6 +26,8 @@ from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
 
 T = TypeVar("T")
 _INTERVAL_SECONDS = 0.02
+_MOST_REFUSALS = 20
+"""The times that a home may ask for a contribution to be staged again, before something must be wrong."""
 EPOCH_FIELD = "epoch"
 """The field of the error of a home that is in another epoch than the one in which a contribution was staged."""
 _NOT_COUNTED_FIELD = "worker_id"
@@ -249,6 +251,7 @@ class StagingWire(ContributionWire, ABC):
         progress: Progress | None,
     ) -> Operation[Reply]:
         """Stages a contribution on all servers, and then makes the call that adds it."""
+        num_refusals = 0
         while True:
             staged = yield from self._stage(given, progress)
             progress = None
@@ -259,7 +262,8 @@ class StagingWire(ContributionWire, ABC):
             try:
                 reply = yield from self._applied(given, self._unary(method, message, wait, in_place=in_place))
             except AbortedError as error:
-                if not (yield from self._is_to_stage_again(error)):
+                num_refusals += 1
+                if num_refusals == _MOST_REFUSALS or not (yield from self._is_to_stage_again(error)):
                     raise
             except DeadlineExceededError as error:
                 if error.field == _NOT_COUNTED_FIELD:
