@@ -13,7 +13,8 @@ SEEDS = 20
 SAME = 15
 """The seed of a world in which much happens."""
 
-PARAMETERS_SEEDS = (23, 55)
+PARAMETERS_SEEDS = (23, 55, 121)
+"""Of a mean whose norms are limited, of Krum, and of rounds that are faster than readers."""
 
 FAULTS = (
     "a call is cancelled",
@@ -42,12 +43,13 @@ def test_promises_hold() -> None:
 
 
 def test_promises_about_parameters_hold() -> None:
-    """Of worlds with a mean whose norms are limited, and with Krum."""
+    faults: Counter[str] = Counter()
     for seed in PARAMETERS_SEEDS:
         world = ParametersWorld(seed)
         world.run()
         assert world.truth.num_averages > 5
-        assert world.faults["a server is killed at any time"]
+        faults.update(world.faults)
+    assert faults.keys() >= {"a server is killed at any time", "a client dies", "an answer is lost"}
 
 
 def test_a_seed_is_always_the_same_world() -> None:

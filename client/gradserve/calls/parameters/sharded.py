@@ -339,6 +339,8 @@ class ShardedParametersWire(StagingWire, ParametersWire):
                 described = yield from self._described(target)
                 if described is None:
                     raise (yield from self._lost(target)) from error
+                if described.step >= step:
+                    continue  # another client has brought it these rounds in the meantime
                 earlier = yield from self._decided_since(described.step, step)
                 if not earlier or (earlier[0].step != described.step + 1 and not any(each.loaded for each in earlier)):
                     raise LostError(
