@@ -149,7 +149,7 @@ def test_the_kernels_of_one_dtype_may_be_missing(caplog: pytest.LogCaptureFixtur
         ("activation", (FLOAT32, FLOAT64)),
         ("layer_norm", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
         ("sums", (FLOAT32, BFLOAT16, FLOAT16, FLOAT64)),
-        ("optimizers", (FLOAT32, FLOAT64, FLOAT32, FLOAT64)),  # and sums of packed updates
+        ("optimizers", (FLOAT32, FLOAT64, FLOAT32, FLOAT64, FLOAT64)),  # and sums of packed updates, and exact ones
     ],
 )
 def test_a_family_without_kernels_says_so_and_computes_with_numpy(

@@ -13,6 +13,7 @@ from gradserve_server.ops.cudnn_rnn.cpu.cells import CUDNN_RNN, LSTM_SCANS
 from gradserve_server.ops.gru.cpu import CONVERSIONS, GRU_BLOCK_CELL
 from gradserve_server.ops.layer_norm.cpu import LAYER_NORM
 from gradserve_server.parameters.optimizers.stepping import OPTIMIZER_STEPS
+from gradserve_server.parameters.reductions.exact import EXACT_SUMS
 from gradserve_server.parameters.unpacking.adder import PACKED_SUMS
 from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32
 
@@ -42,6 +43,7 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
         ("LayerNorm", LAYER_NORM, (BFLOAT16, *wide)),
         ("sums", REDUCTION, (BFLOAT16, *wide)),
         ("packed sums", PACKED_SUMS, wide[1:]),
+        ("exact sums", EXACT_SUMS, wide[1:]),
         ("optimizers", OPTIMIZER_STEPS, wide),
     ]
     for name, table, dtypes in some + (rest if everything else []):

@@ -1,6 +1,6 @@
 """Which accumulators an aggregator shards over the servers upstream: those that their own clients would shard."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -153,3 +153,19 @@ def test_what_is_known_of_it(worker: gradserve.Client, direct: gradserve.Client,
     assert made.info().num_bytes == 1 << 20, "of the sum"
     assert made.info() == direct.gradient_accumulator(MIB, name).info()
     assert worker.list_accumulators() == direct.list_accumulators()
+
+
+def test_sharded_parameters_are_not_for_aggregators(
+    worker: gradserve.Client, direct: gradserve.Client, name: str
+) -> None:
+    values = {"w": np.zeros((3, 2), np.float32)}
+    made = direct.parameters(values, name, sharded=True)
+    calls: dict[str, Callable[[], object]] = {
+        "shared_name": lambda: worker.parameters(shared_name=name),
+        "sharded": lambda: worker.parameters(values, name, sharded=True),
+    }
+    for field, call in calls.items():
+        with pytest.raises(gradserve.InvalidArgumentError, match="on several|over several") as error:
+            call()
+        assert error.value.field == field
+    made.delete()

@@ -151,7 +151,8 @@ class ParametersCache:
         ref.member = yield from self._cluster.member(target)
         title = f"parameters {ref.name!r} in container {ref.container or DEFAULT_CONTAINER!r}"
         try:
-            info = yield from at_target(target, PARAMETERS.described(ref))
+            with fields_named():
+                info = yield from at_target(target, PARAMETERS.described(ref))
         except NotFoundError as error:
             raise NotFoundError(
                 f"there are no {title}: create them with values, or call again when another client has created them",
