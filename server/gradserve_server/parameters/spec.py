@@ -170,10 +170,11 @@ class ParametersSpec:
         other = copy(self)
         object.__setattr__(other, "server", member.index)
         object.__setattr__(other, "follows", not member.is_home(key))
-        vars(other).pop("_shard", None)
+        for name in ("_shard", "others"):
+            vars(other).pop(name, None)
         return other
 
-    @property
+    @cached_property
     def others(self) -> frozenset[int]:
         """The other servers with pieces of sharded parameters."""
         return frozenset(each.server for component in self.components for each in component.pieces) - {self.server}
@@ -219,6 +220,7 @@ class ParametersSpec:
         self.updates.derive()
         if self.num_shards:
             self.here.derive()
+            self.others  # noqa: B018 - it is kept
         self.by_name, self.masters, self.shapes, self.version_bytes, self._all_master_bytes  # noqa: B018 - they are kept
 
     def master_bytes(self, names: Mapping[str, object] | None = None) -> int:

@@ -1,5 +1,6 @@
 """Mistakes of clients of sharded parameters, and updates that servers forget: raw calls to a home and a follower."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -191,18 +192,6 @@ CREATIONS: dict[str, tuple[Callable[[Any], object], str, str]] = {
         "rows",
         "spec.components[0].pieces",
     ),
-    "clip_norm": (
-        lambda request: request.spec.MergeFrom(parameters_pb2.ParametersSpec(clip_norm=1.0)),
-        "expected no clip_norm for parameters on several servers",
-        "spec.num_shards",
-    ),
-    "a reduction": (
-        lambda request: request.spec.reduction.MergeFrom(
-            parameters_pb2.UpdateReduction(median=parameters_pb2.MedianReduction())
-        ),
-        "expected no reduction median for parameters on several servers",
-        "spec.num_shards",
-    ),
 }
 
 
@@ -381,6 +370,11 @@ def _no_optimizer(decided: Any) -> None:
         (_later, ABORTED, "decided"),
         (_loaded, ABORTED, "decided.part_ids"),
         (_no_optimizer, INVALID, "decided[0].optimizer"),
+        (lambda decided: decided.scales.extend([1.0, 1.0]), INVALID, "decided[0].scales"),
+        (lambda decided: decided.scales.append(0.0), INVALID, "decided[0].scales"),
+        (lambda decided: decided.scales.append(1.5), INVALID, "decided[0].scales"),
+        (lambda decided: decided.factors.append(-1.0), INVALID, "decided[0].factors"),
+        (lambda decided: decided.factors.append(math.inf), INVALID, "decided[0].factors"),
     ],
 )
 def test_rounds_that_cannot_be_made_change_nothing(

@@ -226,7 +226,8 @@ class ParametersWorker(Worker):
         self._world.note(f"{self.name} {action.__name__}: {type(error).__name__}: {error}"[:300])
         self._world.count(type(error).__name__)
         expected = gradserve.UnavailableError, gradserve.DeadlineExceededError, gradserve.OutOfRangeError
-        if not isinstance(error, expected):
+        is_long_over = isinstance(error, gradserve.AbortedError) and error.field == "request_id"
+        if not is_long_over and not isinstance(error, expected):
             raise BrokenPromiseError(f"{type(error).__name__}: {error}") from error
 
     async def round_of(self, step: int) -> None:

@@ -1,6 +1,7 @@
 """Decodes the requests of ParameterService: names, specs, updates with the ids of their calls, and saved versions."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -147,10 +148,14 @@ def decode_update(
     """Reads the id of an update's call, its step, weight and sender, and its components.
 
     Raises:
-        InvalidArgumentError: It has no components or too many, or an id is not valid.
+        InvalidArgumentError: It has no components or too many, or an id is not valid; or it has measurements.
     """
     if not request.update:
         raise InvalidArgumentError("expected at least one component, got none", field="update")
+    if request.measured:
+        raise InvalidArgumentError(
+            f"expected no measurements of parameters on one server, got {len(request.measured)}", field="measured"
+        )
     is_again = isinstance(request, messages_pb2.PushRequest) and request.accepted_before
     sum_of = summands_of(request, user, decode_metrics)
     metrics = decode_metrics(request.metrics, "metrics")
@@ -321,7 +326,7 @@ def decode_decided(rounds: Sequence[parameters_pb2.DecidedRound]) -> list[Decide
                 tuple(each.weights),
                 each.loaded.hex(),
                 each.oldest_version,
-                _shares(each.scales, ids, f"{field}.scales", most=1.0),
+                _shares(each.scales, ids, f"{field}.scales", least=math.ulp(0.0), most=1.0),
                 _shares(each.factors, ids, f"{field}.factors"),
             )
         )
@@ -332,13 +337,15 @@ _MOST_DECIDED = 1 << 16
 _MOST_TERMS = 64
 
 
-def _shares(given: Sequence[float], ids: Sequence[bytes], field: str, most: float = math.inf) -> tuple[float, ...]:
+def _shares(
+    given: Sequence[float], ids: Sequence[bytes], field: str, least: float = 0.0, most: float = sys.float_info.max
+) -> tuple[float, ...]:
     """Reads a number for each update of a round, or for none."""
     if given and len(given) != len(ids):
         raise InvalidArgumentError(f"expected none or {len(ids)} numbers, got {len(given)}", field=field)
     for each in given:
-        if not (0 <= each <= most and math.isfinite(each)):
-            raise InvalidArgumentError(f"expected finite numbers from 0 to {most:g}, got {each:g}", field=field)
+        if not least <= each <= most:
+            raise InvalidArgumentError(f"expected numbers from {least:g} to {most:g}, got {each:g}", field=field)
     return tuple(given)
 
 

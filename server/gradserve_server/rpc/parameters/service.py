@@ -332,9 +332,9 @@ class ParameterServicer:
         """Returns an update once it has arrived."""
         work = PIECE_BYTES * len(request.update)
         if parameters.shard is not None:
-            staged_id, staged, part = decode_staged_update(
-                request, parameters.incarnation, parameters.spec, call.identity
-            )
+            work = PIECE_BYTES * sum([1 + len(each.squared_distances) for each in request.measured])
+            of_what = (request, parameters.incarnation, parameters.spec, call.identity)
+            staged_id, staged, part = await self._compute.run(work, decode_staged_update, *of_what)
             return staged_id, staged, parameters.shard.opening(part)
         sent = (request, call.payload, call.identity)
         request_id, contribution, given = await self._compute.run(work, decode_update, *sent)
