@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Measurement
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import (
@@ -134,6 +134,20 @@ async def test_the_bookkeeping_of_updates_without_a_name_is_limited() -> None:
     for _ in range(10):
         await push(made, {"w": [1, 1]})
     await fails(made, ResourceExhaustedError, push(made, {"w": [1, 1]}), "bookkeeping")
+
+
+async def test_measurements_of_updates_count_until_their_round_ends(bench: ParametersBench) -> None:
+    parameters = await bench.parameters(rounds={"num_required": 2})
+    before = bench.bookkeeping.used
+    far = Measurement(1, (1.0,), {f"{number:032x}": (1.0, 2.0**-60) for number in range(1000)})
+    limit, bench.bookkeeping.limit = bench.bookkeeping.limit, before + 100_000
+    await fails(parameters, ResourceExhaustedError, push(parameters, {"w": [1, 1]}, measured=(far,)), "bookkeeping")
+    assert bench.bookkeeping.used == before
+    bench.bookkeeping.limit = limit
+    await push(parameters, {"w": [1, 1]}, measured=(far,))
+    assert bench.bookkeeping.used > before + 200_000
+    await push(parameters, {"w": [1, 1]})
+    assert bench.bookkeeping.used < before + 10_000
 
 
 async def test_records_of_rounds_count_in_the_budget_of_bookkeeping(bench: ParametersBench) -> None:

@@ -20,8 +20,8 @@ _REFUSALS = {Outcome.STALE: "stale", Outcome.ALREADY_COUNTED: "already counted"}
 LOADED = "loaded"
 """The reason in `WeightLedger.refused` for updates that were accepted, and dropped when other values were loaded."""
 _MOST_REFUSALS = 1000
-_MEASUREMENT_BYTES, _DISTANCE_BYTES = 480, 304
-"""The measured memory of a measurement, and of each distance in it."""
+_MEASUREMENT_BYTES, _DISTANCE_BYTES, _TERM_BYTES = 200, 150, 32
+"""The measured memory of a measurement, of each distance in it, and of each term of that."""
 _LOOKS_PER_LEASE = 4
 
 
@@ -462,4 +462,6 @@ class UpdateLedger(Ledger):
 
 def _measured_bytes(contribution: Contribution) -> int:
     measured = contribution.measured
-    return sum([_MEASUREMENT_BYTES + _DISTANCE_BYTES * len(each.squared_distances) for each in measured])
+    distances = [terms for each in measured for terms in each.squared_distances.values()]
+    num_terms = sum(map(len, distances))
+    return _MEASUREMENT_BYTES * len(measured) + _DISTANCE_BYTES * len(distances) + _TERM_BYTES * num_terms
