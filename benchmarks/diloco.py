@@ -1,11 +1,13 @@
-"""DiLoCo: what its hooks cost a training loop, and how much of the time workers train over slow links.
+"""DiLoCo: what its hooks cost a training loop, the bytes of its codecs, and how long workers train over slow links.
 
     python -m benchmarks.diloco hooks
-    python -m benchmarks.diloco links     # as root, which may make networks
+    python -m benchmarks.diloco bytes     # as root, which may make networks
+    python -m benchmarks.diloco links     # likewise
 
 `hooks` runs the same PyTorch loop with and without DiLoCo in turn: one worker, over shared memory. `links` has four
 workers of a model of 30.8 million parameters, whose steps take as long as on an accelerator, and nothing of this
-machine: it sleeps. The server's link is four times as wide as the link of one worker, as all of them share it.
+machine: it sleeps. The server's link is four times as wide as the link of one worker, as all of them share it. `bytes`
+counts what the network device of a client sends for an update, with TCP's headers and its acknowledgements.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ import numpy as np
 import gradserve
 from benchmarks.harness import provenance
 from benchmarks.harness.environments import ROOT
-from benchmarks.harness.links.spec import LinkSpec
+from benchmarks.harness.links.spec import Ends, LinkSpec
 from gradserve import optim
 from gradserve.testing import ServerProcess
 from gradserve.training.diloco import Plan, begin_diloco
@@ -43,6 +45,8 @@ KERNEL_SECONDS = 20.0
 """The time in which a server has loaded its kernels."""
 LINKS = (50.0, 200.0, 1000.0)
 """Mbit/s of one worker."""
+CODECS = (None, "bf16", "int8", "int4", "e3m0", "topk")
+NUM_UPDATES, NUM_VALUES = 5, 4_000_000
 
 
 def hooks(repeats: int, steps: int) -> dict[str, object]:
@@ -124,9 +128,9 @@ def work(address: str, rank: int) -> None:
     sys.stdout.write(f"{ROUNDS * SYNC_EVERY * STEP_SECONDS / seconds}\n")
 
 
-def over(megabits: float) -> dict[str, object]:
-    """Returns the utilisation over links of so many Mbit/s."""
-    link = LinkSpec(NUM_WORKERS * megabits)
+@contextmanager
+def server_behind(link: LinkSpec) -> Iterator[Ends]:
+    """Runs a server behind a link."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         ends = stack.enter_context(link.up())
@@ -139,6 +143,32 @@ def over(megabits: float) -> dict[str, object]:
         stack.callback(server.terminate)
         with gradserve.connect(ends.address, timeout=60) as client:
             client.server_info()
+        yield ends
+
+
+def sent_bytes() -> list[dict[str, object]]:
+    """Returns the bytes that the client's device sends for an update with each codec, beside those of the update."""
+    values = np.random.default_rng(1).standard_normal(NUM_VALUES).astype(np.float32)
+    found: list[dict[str, object]] = []
+    with server_behind(LinkSpec(1000.0)) as ends:
+        counter = Path("/sys/class/net", ends.device, "statistics", "tx_bytes")
+        for transport in ("grpc", "bulk"):
+            for codec in CODECS:
+                with gradserve.connect(ends.address, timeout=600, transport=transport) as client:
+                    parameters = client.parameters({"w": np.zeros_like(values)}, shared_name=f"{transport} {codec}")
+                    parameters.push({"w": values}, 0, codec=codec)  # opens connections
+                    before = int(counter.read_text())
+                    for step in range(1, NUM_UPDATES + 1):
+                        parameters.push({"w": values}, step, codec=codec)
+                    sent = (int(counter.read_text()) - before) / NUM_UPDATES
+                found.append({"transport": transport, "codec": codec, "bytes": sent, "part": sent / values.nbytes})
+                print(found[-1], flush=True)
+    return found
+
+
+def over(megabits: float) -> dict[str, object]:
+    """Returns the utilisation over links of so many Mbit/s."""
+    with server_behind(LinkSpec(NUM_WORKERS * megabits)) as ends:
         workers = [
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.diloco", "worker", ends.address, str(rank)],
@@ -154,7 +184,7 @@ def over(megabits: float) -> dict[str, object]:
 def main() -> None:
     """Runs what the command line asks for; prints it and writes a result file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diloco", description=__doc__)
-    parser.add_argument("what", choices=["hooks", "links", "worker"])
+    parser.add_argument("what", choices=["hooks", "bytes", "links", "worker"])
     parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--repeats", type=int, default=80)
     parser.add_argument("--steps", type=int, default=50)
@@ -164,8 +194,12 @@ def main() -> None:
         work(arguments.arguments[0], int(arguments.arguments[1]))
         return
     facts = provenance.describe()
-    found: Any = hooks(arguments.repeats, arguments.steps) if arguments.what == "hooks" else []
-    if arguments.what == "links":
+    found: Any = []
+    if arguments.what == "hooks":
+        found = hooks(arguments.repeats, arguments.steps)
+    elif arguments.what == "bytes":
+        found = sent_bytes()
+    else:
         for megabits in LINKS:
             found.append(over(megabits))
             print(found[-1], flush=True)
