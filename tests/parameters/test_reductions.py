@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gradserve_server.devices.host.kernels import ForkJoin, PreparedKernels
+from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.reductions import (
@@ -33,7 +33,6 @@ from gradserve_server.parameters.reductions import (
     UpdateReport,
     choices,
     clip_scale,
-    exact,
     measured_distances,
     measured_norm,
     reduce_as_decided,
@@ -41,7 +40,7 @@ from gradserve_server.parameters.reductions import (
     reduction_of,
     reduction_record,
 )
-from gradserve_server.parameters.reductions.exact import rounded
+from gradserve_server.parameters.reductions.exact import ExactSums, rounded, sums
 from gradserve_server.parameters.round_rules import RoundRules
 from tests.together import together
 
@@ -490,22 +489,21 @@ def test_the_same_bits_on_several_servers(kind: Reduction, clip_norm: float | No
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_sums_are_exact(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_exact(is_compiled: bool) -> None:
     """Of numbers of all magnitudes, cut anywhere, and added in any order."""
-    kernels = PreparedKernels(exact.EXACT_SUMS)
+    adder = ExactSums()
     if is_compiled:
-        kernels.prepare(lambda: False)
-    monkeypatch.setattr(exact, "_KERNELS", kernels)
+        adder.prepare(lambda: False)
     for size, top in ((1, 0), (7, 1000), (1000, -1060), (65_536, 300)):
         rng = np.random.default_rng(size)
         values = np.ldexp(rng.random(size), rng.integers(-1074, top, size))
         expected = sum(map(Fraction, values.tolist()))
-        found = [exact.sums_of_rows(part.reshape(1, -1).copy()) for part in np.split(values, [size // 3, size // 2])]
+        found = [adder.of_rows(part.reshape(1, -1).copy()) for part in np.split(values, [size // 3, size // 2])]
         for rows in (found, found[::-1]):
-            assert sum(map(Fraction, exact.sums(rows)[0])) == expected
-        assert exact.rounded(*[terms for (terms,) in found]) == float(expected)
+            assert sum(map(Fraction, sums(rows)[0])) == expected
+        assert rounded(*[terms for (terms,) in found]) == float(expected)
     for wrong in (math.inf, math.nan, 1e308):
-        assert exact.sums_of_rows(np.array([[1.0, wrong, 1e308]])) == [(math.inf,)]
+        assert adder.of_rows(np.array([[1.0, wrong, 1e308]])) == [(math.inf,)]
 
 
 def test_distances_of_scaled_updates_do_not_cancel() -> None:

@@ -307,17 +307,19 @@ class Parameters:
         Raises:
             ResourceExhaustedError: There is not enough memory.
         """
-        spec, server, parallel = self.here, self._spec.server, self._variables.stepper.map
+        spec, server, stepper = self.here, self._spec.server, self._variables.stepper
         if self._follower is None or self.shard is None or not spec.measures_norms:
             return None
         found = self.shard.with_others(key)
         if found is None:
             return Measurement(server, (), {})
         (own, others), distances = found, {}
-        norm = await self._changer.attempt(measured_norm, own.dense, parallel)
+        norm = await self._changer.attempt(measured_norm, own.dense, stepper.map, stepper.exact)
         if others and spec.measures_distances:
             arrays = [each.dense for each in others.values()]
-            measured = await self._changer.attempt(measured_distances, own.dense, arrays, parallel, times=len(others))
+            measured = await self._changer.attempt(
+                measured_distances, own.dense, arrays, stepper.map, stepper.exact, times=len(others)
+            )
             distances = dict(zip(others, measured, strict=True))
         return Measurement(server, norm, distances)
 

@@ -166,7 +166,8 @@ class RunningUpdates:
         if share is not None:
             return UpdateReport(None, share.scale, None, not share.factor, share.factor)
         elsewhere = [each.squared_norm for each in contribution.measured]
-        norm = rounded(measured_norm(values, self._variables.stepper.map), *elsewhere)
+        stepper = self._variables.stepper
+        norm = rounded(measured_norm(values, stepper.map, stepper.exact), *elsewhere)
         scale = clip_scale(norm, limit)
         return UpdateReport(norm_of(norm), scale or 1.0, None, not scale, contribution.factor if scale else 0.0)
 
@@ -326,6 +327,7 @@ class HeldUpdates(HeldGradients):
                 clip_norm=spec.clip_norm,
                 elsewhere=self._elsewhere(contributions),
                 parallel=variables.stepper.map,
+                exact=variables.stepper.exact,
             )
             in_order = sorted(zip(order, report.updates, strict=True), key=itemgetter(0))
             reports = tuple([each for _, each in in_order])

@@ -168,10 +168,10 @@ class ParametersWorker(Worker):
 
     async def parameters(self) -> Any:
         """Returns the parameters, which are made if they are not there."""
-        if NAME not in self._made:
-            self._made[NAME] = await self.client.parameters(INITIAL, NAME, sharded=True, **self._world.properties)
+        if NAME not in self.opened:
+            self.opened[NAME] = await self.client.parameters(INITIAL, NAME, sharded=True, **self._world.properties)
             self._world.note(f"{self.name} opens the model")
-        return self._made[NAME]
+        return self.opened[NAME]
 
     async def _push(self, _name: str) -> None:
         await self.send(self._world.new_gradient(), waits=False)
@@ -277,7 +277,7 @@ class ParametersWorld(World):
         """Ends a round, and checks what is in all rounds, and that nothing is left after a deletion."""
         await asyncio.sleep(10.0)  # what is on its way arrives, and what was given up ends
         for worker in workers:
-            worker._made.clear()
+            worker.opened.clear()
         parameters = await workers[0].parameters()
         for _ in range(3):
             step = (await parameters.info()).step

@@ -51,7 +51,7 @@ class Worker:
         addresses = [f"server {target}" for target in range(len(network.runs))]
         calls = ClientCalls(self._ids, TIMES, cluster=Cluster(addresses))
         self.client = aio_client_over(self.transport, ",".join(addresses), calls)
-        self._made: dict[str, Any] = {}
+        self.opened: dict[str, Any] = {}
         self._steps: dict[str, int] = {}
         self._failed.clear()
 
@@ -131,9 +131,9 @@ class Worker:
 
     async def accumulator(self, name: str) -> Any:
         """Returns an accumulator, which is made if it is not there."""
-        if name not in self._made:
+        if name not in self.opened:
             spec = self._world.specs[name]
-            self._made[name] = await self.client.gradient_accumulator(
+            self.opened[name] = await self.client.gradient_accumulator(
                 MODEL,
                 name,
                 sharded=True,
@@ -142,7 +142,7 @@ class Worker:
                 durability=spec.durability,
             )
             self._world.note(f"{self.name} opens {name}")
-        return self._made[name]
+        return self.opened[name]
 
     # Calls
 
@@ -191,7 +191,7 @@ class Worker:
                 self._world.note(f"{what}: {applied.outcome.name}")
         except gradserve.GradserveError as error:
             if isinstance(error, gradserve.NotFoundError):
-                self._made.pop(name, None)
+                self.opened.pop(name, None)
             elif not isinstance(error, gradserve.AbortedError):
                 self._failed.append((name, call, number, step, num_required))
             raise
@@ -237,7 +237,7 @@ class Worker:
         self._world.note(f"{self.name} deletes {name}")
         self._world.deleting.add(name)
         await self.client.delete_accumulator(name)
-        self._made.pop(name, None)
+        self.opened.pop(name, None)
 
     async def _private(self, _name: str) -> None:
         """Uses an accumulator that ends with this client, and does not delete it."""
@@ -254,7 +254,7 @@ class Worker:
         try:
             found = await call
         except gradserve.NotFoundError:
-            self._made.pop(name, None)
+            self.opened.pop(name, None)
             raise
         if found is not None:
             self._check(name, found)

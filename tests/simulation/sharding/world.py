@@ -283,7 +283,7 @@ class World:
         """Ends what is under way, lets all workers go on, and checks what is left."""
         await asyncio.sleep(10.0)  # what is on its way arrives, and what was given up ends
         for worker in workers:
-            worker._made.clear()
+            worker.opened.clear()
         for name in NAMES:
             await self._finish_accumulator(name, workers)
         for worker in workers:
@@ -330,7 +330,7 @@ class World:
         for worker in workers:
             acc = await worker.accumulator(name)
             await acc.info()
-        return workers[0]._made[name]
+        return workers[0].opened[name]
 
     def _check_parts(self, name: str, incarnation: str) -> None:
         """Checks that servers hold nothing of workers that are gone, and only the averages that the home keeps."""

@@ -33,7 +33,7 @@ from gradserve_server.parameters.optimizers.optimizer import (
     Array,
     Optimizer,
 )
-from gradserve_server.parameters.reductions import exact
+from gradserve_server.parameters.reductions.exact import ExactSums
 from gradserve_server.parameters.unpacking.adder import PackedAdder
 
 T = TypeVar("T")
@@ -106,6 +106,7 @@ class Stepper:
 
     Attributes:
         packed: Adds up packed updates before.
+        exact: Adds up squares before.
     """
 
     def __init__(self, parallel: ForkJoin, *, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
@@ -114,6 +115,7 @@ class Stepper:
         self._chunk_elements = chunk_elements
         self._kernels = PreparedKernels(OPTIMIZER_STEPS)
         self.packed = PackedAdder(parallel)
+        self.exact = ExactSums()
 
     def run_all(self, pieces: Sequence[Callable[[], object]]) -> None:
         """Calls independent functions on all cores, and returns when all have returned."""
@@ -134,7 +136,7 @@ class Stepper:
         """Compiles the kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""
         self._kernels.prepare(stop)
         self.packed.prepare(stop)
-        exact.prepare(stop)
+        self.exact.prepare(stop)
 
     def step(self, optimizer: Optimizer, lr_factor: float, steps: Sequence[ComponentStep]) -> None:
         """Fills the results and updates the slots of components. Blocks until that is done.

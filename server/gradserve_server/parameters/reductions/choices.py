@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.parameters.reductions.exact import Terms, rounded, sums, sums_of_rows
+from gradserve_server.parameters.reductions.exact import ExactSums, Terms, rounded, sums
 from gradserve_server.parameters.reductions.spec import (
     GeometricMedian,
     Krum,
@@ -39,14 +39,17 @@ class Parallel(Protocol):
     def __call__(self, function: Callable[[T], R], arguments: Iterable[T], /) -> Iterable[R]: ...
 
 
-def squared_norms(arrays: Sequence[Array | None], parallel: Parallel = map) -> list[Terms]:
+def squared_norms(
+    arrays: Sequence[Array | None], parallel: Parallel = map, exact: ExactSums | None = None
+) -> list[Terms]:
     """Returns the sums of squares of a component, one for each update; 0 for one that lacks it."""
+    exact = exact or ExactSums()
     present = [index for index, array in enumerate(arrays) if array is not None]
 
     def of_block(start: int) -> list[Terms]:
         rows = load([array for array in arrays if array is not None], start)
         rows *= rows
-        return sums_of_rows(rows)
+        return exact.of_rows(rows)
 
     found = sums(_of_blocks(of_block, arrays, parallel)) or [(0.0,)] * len(present)
     norms: list[Terms] = [(0.0,)] * len(arrays)
@@ -55,17 +58,24 @@ def squared_norms(arrays: Sequence[Array | None], parallel: Parallel = map) -> l
     return norms
 
 
-def squared_distances(arrays: Sequence[Array], num_firsts: int | None = None, parallel: Parallel = map) -> list[Terms]:
+def squared_distances(
+    arrays: Sequence[Array],
+    num_firsts: int | None = None,
+    parallel: Parallel = map,
+    exact: ExactSums | None = None,
+) -> list[Terms]:
     """Returns the squared distances of updates in a component, by direct differences.
 
     Args:
         arrays: The component, in each update.
         num_firsts: The number of updates whose distances to all later ones are wanted; None for all.
         parallel: Runs blocks, perhaps in threads.
+        exact: Adds up. None: with NumPy alone.
 
     Returns:
         One sum for each pair of updates: 0 and 1, 0 and 2, ..., 1 and 2, ...
     """
+    exact = exact or ExactSums()
     firsts = range(len(arrays) - 1)[:num_firsts]
 
     def of_block(start: int) -> list[Terms]:
@@ -74,7 +84,7 @@ def squared_distances(arrays: Sequence[Array], num_firsts: int | None = None, pa
         for index in firsts:
             differences = rows[index + 1 :] - rows[index]
             differences *= differences
-            found += sums_of_rows(differences)
+            found += exact.of_rows(differences)
         return found
 
     num_pairs = sum([len(arrays) - 1 - index for index in firsts])

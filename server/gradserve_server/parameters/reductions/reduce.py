@@ -22,7 +22,7 @@ from gradserve_server.parameters.reductions.choices import (
     squared_norms,
     total,
 )
-from gradserve_server.parameters.reductions.exact import Terms, rounded, sums
+from gradserve_server.parameters.reductions.exact import ExactSums, Terms, rounded, sums
 from gradserve_server.parameters.reductions.spec import Maximum, Median, Reduction, TrimmedMean
 
 _SORTED_ELEMENTS = 1 << 20
@@ -85,6 +85,7 @@ def reduce_updates(
     clip_norm: float | None = None,
     elsewhere: Elsewhere | None = None,
     parallel: Parallel = map,
+    exact: ExactSums | None = None,
 ) -> tuple[dict[str, Array], Report]:
     """Reduces the updates of a round.
 
@@ -104,6 +105,7 @@ def reduce_updates(
             before anything else. None for no limit.
         elsewhere: What was measured of the pieces on other servers; None if there are none.
         parallel: Runs blocks, perhaps in threads. The result does not depend on it.
+        exact: Adds squares up. None: with NumPy alone, which gives the same result.
 
     Returns:
         The components of the reduced update, without those that no update has: float64 for those of that dtype,
@@ -111,11 +113,11 @@ def reduce_updates(
     """
     columns = {name: [update.get(name) for update in updates] for name in names}
     others = Elsewhere() if elsewhere is None else elsewhere
-    squares = _added([squared_norms(arrays, parallel) for arrays in columns.values()], others.norms)
+    squares = _added([squared_norms(arrays, parallel, exact) for arrays in columns.values()], others.norms)
     norms = [rounded(terms) for terms in squares] or [0.0] * len(updates)
     distances: list[float] = []
     if needs_distances(reduction, len(updates)):
-        found = [squared_distances([update[name] for update in updates], None, parallel) for name in names]
+        found = [squared_distances([update[name] for update in updates], None, parallel, exact) for name in names]
         pairs = _added(found, others.distances)
         distances = scaled_distances(pairs, squares, clip_scales(norms, clip_norm))
     decision = decide(reduction, weights, norms, distances, by_count=by_count, clip_norm=clip_norm)
@@ -140,17 +142,21 @@ def reduce_as_decided(
     return {name: reduced for name, reduced in found.items() if reduced is not None}
 
 
-def measured_norm(update: Mapping[str, Array], parallel: Parallel = map) -> Terms:
+def measured_norm(update: Mapping[str, Array], parallel: Parallel = map, exact: ExactSums | None = None) -> Terms:
     """Returns the squared norm of an update, over the components that are here."""
-    return next(iter(sums([squared_norms([array], parallel) for array in update.values()])), (0.0,))
+    return next(iter(sums([squared_norms([array], parallel, exact) for array in update.values()])), (0.0,))
 
 
 def measured_distances(
-    update: Mapping[str, Array], others: Sequence[Mapping[str, Array]], parallel: Parallel = map
+    update: Mapping[str, Array],
+    others: Sequence[Mapping[str, Array]],
+    parallel: Parallel = map,
+    exact: ExactSums | None = None,
 ) -> list[Terms]:
     """Returns the squared distances of an update to others, over the components that are here, which all have."""
     found = [
-        squared_distances([array, *[other[name] for other in others]], 1, parallel) for name, array in update.items()
+        squared_distances([array, *[other[name] for other in others]], 1, parallel, exact)
+        for name, array in update.items()
     ]
     return sums(found) or [(0.0,)] * len(others)
 
