@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from deploy.site.reference.commands import commands_below
-from gradserve_protocol.variables import VARIABLES
+from gradserve_protocol.variables import CONNECT_VARIABLES, VARIABLES, WORKER_VARIABLES
 from gradserve_server.commands.cli import cli
 from gradserve_server.commands.exit_codes import listed
 
@@ -39,6 +39,7 @@ def environment_variables() -> str:
             commands.add(path.removeprefix("gradserve ").partition(" ")[0])
             texts.add(text)
     rows = {variable: ("clients", text) for variable, text in VARIABLES.items()}
+    rows |= {variable: (_code("run"), text) for variable, text in WORKER_VARIABLES.items()}
     for variable, (commands, texts) in options.items():
         if len(texts) > 1:
             raise DifferentTextsError(f"{variable}: {' / '.join(sorted(texts))}")
@@ -46,6 +47,8 @@ def environment_variables() -> str:
         if variable in rows:  # the server's setting and that of clients have one name
             users |= {"clients"}
             texts = {f"{rows[variable][1]}; {min(texts)}"}
+        elif variable in CONNECT_VARIABLES:
+            users |= {"clients"}
         rows[variable] = ", ".join(sorted(users)), min(texts)
     return _table(("variable", "of", "what it says"), ((_code(name), *rows[name]) for name in sorted(rows)))
 

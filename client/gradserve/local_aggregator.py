@@ -25,6 +25,8 @@ from gradserve_protocol.variables import (
     BULK_SOCKETS_VARIABLE,
     LOCAL_AGGREGATOR_VARIABLE,
     RESTART_PATIENCE_VARIABLE,
+    TLS_FILE_VARIABLES,
+    TLS_VARIABLE,
     TOKEN_VARIABLE,
 )
 
@@ -35,11 +37,6 @@ _IDLE_SECONDS = 60.0
 _OURS = "GRADSERVE_"
 _PASSED_ON = (BULK_SOCKETS_VARIABLE, RESTART_PATIENCE_VARIABLE, TOKEN_VARIABLE)
 """Variables of the worker that are meant for connections upstream, too."""
-_TLS_VARIABLES = {
-    "ca": "GRADSERVE_TLS_CA",
-    "certificate": "GRADSERVE_TLS_CLIENT_CERTIFICATE",
-    "key": "GRADSERVE_TLS_CLIENT_KEY",
-}
 _START = """
 import subprocess, sys
 log = open(sys.argv[1], "ab")
@@ -157,10 +154,10 @@ def _variables(tls: TLS | None, token: str | None, environment: Mapping[str, str
     """Returns the environment of the aggregator: that of the worker, with what is for connections upstream."""
     variables = {name: value for name, value in environment.items() if not name.startswith(_OURS) or name in _PASSED_ON}
     if token is not None:
-        variables["GRADSERVE_TOKEN"] = token
+        variables[TOKEN_VARIABLE] = token
     if tls is not None:
-        variables["GRADSERVE_TLS"] = "1"
-        files = {_TLS_VARIABLES[name]: getattr(tls, name) for name in _TLS_VARIABLES}
+        variables[TLS_VARIABLE] = "1"
+        files = {variable: getattr(tls, name) for name, variable in TLS_FILE_VARIABLES.items()}
         variables |= {name: os.path.abspath(os.fspath(file)) for name, file in files.items() if file is not None}
     return variables
 

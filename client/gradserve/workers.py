@@ -3,11 +3,14 @@
 import os
 import re
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from gradserve_protocol.errors import DeadlineExceededError
+from gradserve_protocol.variables import WORKER_ID_VARIABLE
 
 _RANDOM_BYTES = 6
 TO_WAIT_ON = "; to wait on, make the same call again"
@@ -15,11 +18,19 @@ TO_WAIT_ON = "; to wait on, make the same call again"
 
 
 def new_worker_id() -> str:
-    """Returns an id that no other worker has, and that says where the worker runs: HOST-PROCESS-RANDOM.
+    """Returns the id of a worker that the user has not named: GRADSERVE_WORKER_ID, otherwise HOST-PROCESS-RANDOM.
+
+    The variable names one worker: it holds in the main thread, and not in processes that `multiprocessing` has started.
+    No other worker has the second form, and it says where the worker runs.
 
     Containers may share a host's name, and each has a process 1; a fork has the generators of its parent. So the random
     part comes from the operating system.
     """
+    given = os.environ.get(WORKER_ID_VARIABLE)
+    if given and threading.current_thread() is threading.main_thread():
+        processes = sys.modules.get("multiprocessing.process")
+        if processes is None or processes.parent_process() is None:
+            return given
     return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(_RANDOM_BYTES).hex()}"
 
 

@@ -4,6 +4,7 @@ import atexit
 import gc
 import signal
 import sys
+from typing import NoReturn
 
 
 def _serves(arguments: list[str]) -> bool:
@@ -19,6 +20,17 @@ def _serves(arguments: list[str]) -> bool:
     return line is not None
 
 
+def _run(arguments: list[str]) -> NoReturn:
+    """Runs `gradserve run` without the other commands, whose imports would take longer than the start of a worker."""
+    try:
+        from gradserve_server.commands.run.command import run
+    except ModuleNotFoundError as error:
+        from gradserve_protocol.extras import install_command
+
+        sys.exit(f"gradserve: gradserve run needs {error.name}; install it with: {install_command('server')}")
+    sys.exit(run(arguments, prog_name="gradserve run"))
+
+
 def main() -> None:
     """Runs the command line; if the server's extra is not installed, says how to install it."""
     signals = None
@@ -30,6 +42,8 @@ def main() -> None:
         signals = StopSignals()
     if sys.argv[1:2] == ["health"] and _serves(sys.argv[2:]):
         return
+    if sys.argv[1:2] == ["run"]:
+        _run(sys.argv[2:])
     from gradserve_protocol.extras import MissingExtraError, require
 
     try:

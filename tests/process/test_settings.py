@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import gradserve
 from deploy.site.reference.settings import write_settings
-from gradserve_protocol.variables import VARIABLES
+from gradserve_protocol.variables import CONNECT_VARIABLES, VARIABLES, WORKER_VARIABLES
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.fields import Expected
@@ -205,7 +205,7 @@ def test_unknown_variables(tmp_path: Path, variable: str, value: str, message: s
     ("variable", "value"),
     [
         ("GRADSERVE_ADDRESS", "localhost:1"),
-        *[(each, "1") for each in VARIABLES if each != "GRADSERVE_TRACING"],
+        *[(each, "1") for each in (*VARIABLES, *WORKER_VARIABLES) if each != "GRADSERVE_TRACING"],
         ("GRADSERVE_PORT", "tcp://10.0.0.1:50051"),
         ("GRADSERVE_PORT_50051_TCP", "tcp://10.0.0.1:50051"),
         ("GRADSERVE_PORT_50051_TCP_ADDR", "10.0.0.1"),
@@ -227,13 +227,7 @@ def test_variables_that_are_no_settings(tmp_path: Path, variable: str, value: st
 def test_the_variables_of_the_client_are_all_known() -> None:
     sources = Path(gradserve.__file__).parent.rglob("*.py")
     named = {name for each in sources for name in re.findall(r"GRADSERVE_[A-Z_]+[A-Z]", each.read_text())}
-    passed_to_servers = {
-        "GRADSERVE_TLS",
-        "GRADSERVE_TLS_CA",
-        "GRADSERVE_TLS_CLIENT_CERTIFICATE",
-        "GRADSERVE_TLS_CLIENT_KEY",
-    }
-    assert named - passed_to_servers == set(VARIABLES)
+    assert named - set(CONNECT_VARIABLES) == set(VARIABLES)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "binary", "pipe", "too long", "brackets", "digits"])

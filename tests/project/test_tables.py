@@ -11,6 +11,7 @@ from gradserve_protocol.variables import (
     KEPT_BYTES_VARIABLE,
     RESTART_PATIENCE_VARIABLE,
     VARIABLES,
+    WORKER_VARIABLES,
 )
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.settings import _OF_COMMANDS
@@ -26,7 +27,7 @@ def test_every_variable_is_in_the_table() -> None:
     settings = [name for concern in ServerConfig.model_fields.values() for name in concern.annotation.model_fields]  # type: ignore[union-attr]
     of_servers = {f"GRADSERVE_{name.upper()}" for name in (*settings, *_OF_COMMANDS)}
     listed = {line.split("`")[1] for line in environment_variables().splitlines() if line.startswith("| `GRADSERVE_")}
-    assert listed == of_servers | VARIABLES.keys()
+    assert listed == of_servers | VARIABLES.keys() | WORKER_VARIABLES.keys()
 
 
 @pytest.mark.parametrize(

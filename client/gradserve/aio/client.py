@@ -26,7 +26,7 @@ from gradserve.results import AccumulatorHandle
 from gradserve.tracing import Tracing
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.driving import AsyncTransport
-from gradserve.transport.settings import ConnectionSettings, TransportName
+from gradserve.transport.settings import ConnectionSettings, TransportName, wanted_server
 from gradserve_protocol.tls import TLS
 
 KindT = TypeVar("KindT", bound=AccumulatorCalls)
@@ -96,7 +96,7 @@ class GradientAccumulator(Accumulator[GradientAccumulatorCalls]):
 
 
 def connect(
-    address: str | Sequence[str],
+    address: str | Sequence[str] | None = None,
     *,
     timeout: float = DEFAULT_TIMEOUT_SECONDS,
     transport: TransportName | None = None,
@@ -119,6 +119,7 @@ def connect(
             and blocks for up to 5 s (in `gradserve.aio` the event loop too). Needs the extra gradserve[dns].
             Or "gradserve+ray://NAME": the servers that `gradserve cluster up` has started on Ray; `connect` waits until
             they are up, at most for `timeout`. Needs the extra gradserve[ray].
+            None: what the environment variable GRADSERVE_ADDRESS says, or "localhost:50051"; `gradserve run` sets it.
         timeout: Seconds after which a call fails with DeadlineExceededError, and the default waiting time of calls that
             wait for other workers. math.inf: no limit. In any case, a call fails with UnavailableError when the server
             is gone, or has given no sign of life for about a minute.
@@ -127,7 +128,9 @@ def connect(
             place. None: what the environment variable GRADSERVE_TRANSPORT says, or "auto". If a way that was asked for
             is not possible, calls fail with UnavailableError. `server_info().transport` says which way is in use.
         tls: What encrypts connections over TCP: `gradserve.TLS(ca="ca.pem")` for a server with a certificate. None:
-            they are not encrypted. Unix sockets never are.
+            they are not encrypted; if the address is None, too, what GRADSERVE_TLS (1: with the authorities of the
+            system), GRADSERVE_TLS_CA, GRADSERVE_TLS_CLIENT_CERTIFICATE and GRADSERVE_TLS_CLIENT_KEY say. Unix sockets
+            never are.
         token: The bearer token, for a server with access control; `gradserve token` makes one. None: what the
             environment variable GRADSERVE_TOKEN says, or no token.
         tracing: Whether calls have OpenTelemetry spans: True for those of the global provider of tracers, a provider
@@ -198,7 +201,7 @@ class Client(AsyncFace[ClientCalls]):
 
     def __init__(
         self,
-        address: str | Sequence[str],
+        address: str | Sequence[str] | None = None,
         *,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         transport: TransportName | None = None,
@@ -210,6 +213,7 @@ class Client(AsyncFace[ClientCalls]):
     ) -> None:
         """Connects to a server; the function `connect` describes the arguments."""
         with BriefErrors():
+            address, tls = wanted_server(address, tls, os.environ)
             settings = ConnectionSettings.wanted(timeout, transport, tls, token, tracing, os.environ, interceptors)
             places = servers_to_connect(address, timeout)
             self._aggregator = aggregator_for(address, local_aggregator, tls, token, os.environ)

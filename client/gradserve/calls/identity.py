@@ -307,7 +307,7 @@ class RequestIds:
         return f"{self._public_id}-{next(self._numbers)}"
 
     def worker_id(self) -> str:
-        """Returns the default worker id: one for each client and thread, "HOST-PROCESS-RANDOM"."""
+        """Returns the default worker id: one for each client and thread; see `new_worker_id`."""
         try:
             worker_id: str = self._thread.worker_id
         except AttributeError:

@@ -1,6 +1,6 @@
 """The settings of a connection, as the arguments of `connect` and the environment variables ask for them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self, TypeAlias
@@ -13,21 +13,44 @@ from gradserve.interceptors import Interceptors, checked_interceptors
 from gradserve.tracing import CallTracer, TracedAttempts, tracer_of
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.frames import MAX_STRANDS
-from gradserve_protocol.tls import CertificateFiles, client_certificates
+from gradserve_protocol.tls import TLS, CertificateFiles, client_certificates
 from gradserve_protocol.variables import (
+    ADDRESS_VARIABLE,
     BULK_SOCKETS_VARIABLE,
     GPU_ARRAYS_VARIABLE,
     KEPT_BYTES_VARIABLE,
+    TLS_FILE_VARIABLES,
+    TLS_VARIABLE,
     TOKEN_VARIABLE,
     TRACING_VARIABLE,
     TRANSPORT_VARIABLE,
 )
 
+DEFAULT_ADDRESS = "localhost:50051"
 _MAX_CHARACTERS = 1024
 _ON = ("1", "on", "true", "yes")
 _OFF = ("", "0", "off", "false", "no")
 TransportName: TypeAlias = Literal["auto", "shared_memory", "bulk", "grpc"]
 """The words for transports."""
+
+
+def wanted_server(
+    address: str | Sequence[str] | None, tls: TLS | None, environment: Mapping[str, str]
+) -> tuple[str | Sequence[str], TLS | None]:
+    """Returns the address and the TLS files of `connect`'s arguments, or, without an address, of the environment.
+
+    A server that an argument names does not get the TLS of the environment, which may be about another one.
+
+    Raises:
+        InvalidArgumentError: The variables do not say what they should.
+    """
+    if address is not None:
+        return address, tls
+    if tls is None:
+        files = {name: environment.get(variable) or None for name, variable in TLS_FILE_VARIABLES.items()}
+        if any(files.values()) or _is_on(TLS_VARIABLE, environment):
+            tls = TLS(**files)
+    return environment.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS, tls
 
 
 class Way(StrEnum):
@@ -266,7 +289,7 @@ def wanted_tracer(tracing: object, environment: Mapping[str, str]) -> "CallTrace
     """
     source = "tracing"
     if tracing is None:
-        source, tracing = TRACING_VARIABLE, _is_on(environment.get(TRACING_VARIABLE, ""))
+        source, tracing = TRACING_VARIABLE, _is_on(TRACING_VARIABLE, environment)
     if tracing is False:
         return None
     import gradserve
@@ -292,8 +315,9 @@ def _checked(token: object, argument: Argument) -> str:
     return token
 
 
-def _is_on(text: str) -> bool:
+def _is_on(variable: str, environment: Mapping[str, str]) -> bool:
+    text = environment.get(variable, "")
     word = text.strip().lower()
     if word not in (*_ON, *_OFF):
-        raise Argument(TRACING_VARIABLE).error("on or off", text)
+        raise Argument(variable).error("on or off", text)
     return word in _ON

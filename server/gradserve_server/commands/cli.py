@@ -16,6 +16,7 @@ from gradserve_server.commands.kernels import kernels
 from gradserve_server.commands.parameters import parameters
 from gradserve_server.commands.plan import plan
 from gradserve_server.commands.resources import ls, rm, show
+from gradserve_server.commands.run.command import run
 from gradserve_server.commands.serve import serve
 from gradserve_server.commands.state import state
 from gradserve_server.commands.top.command import top
@@ -85,6 +86,7 @@ for command in (
     parameters,
     plan,
     rm,
+    run,
     serve,
     show,
     state,

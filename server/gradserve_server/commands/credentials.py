@@ -25,22 +25,17 @@ def token(name: str, role: str, container: str, access: Path | None) -> None:
     takes the change over within a second or two.
     """
     from gradserve_server.commands.wording import tell
-    from gradserve_server.security.access_file import DIGEST_PREFIX, AccessFileError, add_identity, check_identity
-    from gradserve_server.security.identity import digest_of, new_token
+    from gradserve_server.security.access_file import AccessFileError, add_identity, check_identity
+    from gradserve_server.security.identity import new_token
 
     made = new_token()
-    lines = (
-        f"[identities.{_key(name)}]",
-        f'tokens = ["{DIGEST_PREFIX}{digest_of(made).hex()}"]',
-        f"roles = {{ {_key(container) if container != '*' else json.dumps(container)} = {json.dumps(role)} }}",
-    )
-    entry = "\n".join(lines) + "\n"
+    entry = identity_entry(name, made, role, container)
     try:
         if access is None:
             check_identity(entry)
             return tell(
                 *("# For the client alone: GRADSERVE_TOKEN, or connect(..., token=)", made, ""),
-                *("# For the server's access file", *lines),
+                *("# For the server's access file", *entry.splitlines()),
             )
         add_identity(access, entry)
     except AccessFileError as error:
@@ -48,11 +43,24 @@ def token(name: str, role: str, container: str, access: Path | None) -> None:
     return tell(made)
 
 
+def identity_entry(name: str, token: str, role: str, container: str) -> str:
+    """Returns the lines of an access file for an identity that shows a token; the file is to have only its digest."""
+    from gradserve_server.security.access_file import DIGEST_PREFIX
+    from gradserve_server.security.identity import digest_of
+
+    lines = (
+        f"[identities.{_key(name)}]",
+        f'tokens = ["{DIGEST_PREFIX}{digest_of(token).hex()}"]',
+        f"roles = {{ {_key(container) if container != '*' else json.dumps(container)} = {json.dumps(role)} }}",
+    )
+    return "\n".join(lines) + "\n"
+
+
 def _key(name: str) -> str:
     return name if name.replace("-", "_").isidentifier() and name.isascii() else json.dumps(name)
 
 
-_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 """The names by which a server is reached from its own machine, for example by health checks."""
 
 
@@ -83,7 +91,7 @@ def certificates(folder: Path, hosts: tuple[str, ...], clients: tuple[str, ...],
     try:
         authority = Authority.in_folder(folder)
         if not no_server:
-            names = tuple(dict.fromkeys((*hosts, *_THIS_MACHINE)))
+            names = tuple(dict.fromkeys((*hosts, *THIS_MACHINE)))
             issued = authority.issue_server(names, days)
             tell(f"{issued.certificate}, {issued.key}: the server, {', '.join(names)}")
         for name in clients:

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from gradserve_server.commands.exit_codes import ExitCode
+from gradserve_server.commands.tls_options import tls_options
 from gradserve_server.commands.wording import tell_problem
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import silence_grpc
@@ -64,36 +65,11 @@ address_option = click.option("--address", "-a", default=DEFAULT_ADDRESS, **_ABO
 _TIMEOUT_OPTION = click.option(
     "--timeout", type=float, default=5.0, show_default=True, help="seconds to wait at most, or inf"
 )
-_TLS_OPTIONS = (
-    click.option(
-        "--tls", "uses_tls", is_flag=True, envvar="GRADSERVE_TLS", help="use TLS, with the authorities of the system"
-    ),
-    click.option(
-        "--tls-ca",
-        metavar="FILE",
-        envvar="GRADSERVE_TLS_CA",
-        help="use TLS, with the authorities whose certificates are in the file",
-    ),
-    click.option(
-        "--tls-client-certificate",
-        metavar="FILE",
-        envvar="GRADSERVE_TLS_CLIENT_CERTIFICATE",
-        help="use TLS, and show this certificate to the server",
-    ),
-    click.option(
-        "--tls-client-key",
-        metavar="FILE",
-        envvar="GRADSERVE_TLS_CLIENT_KEY",
-        help="the private key of the certificate",
-    ),
-)
 
 
 def connection_options(command: F) -> F:
     """Gives a command the options --timeout and --tls..., for `connected` and `tls_of`."""
-    for option in (*reversed(_TLS_OPTIONS), _TIMEOUT_OPTION):
-        command = option(command)
-    return command
+    return _TIMEOUT_OPTION(tls_options(command))
 
 
 def server_options(command: F) -> F:

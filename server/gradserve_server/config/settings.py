@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gradserve_protocol.tls import read_regular
-from gradserve_protocol.variables import VARIABLES
+from gradserve_protocol.variables import VARIABLES, WORKER_VARIABLES
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.fields import Expected
 from gradserve_server.runtime.files import reason_of
@@ -163,7 +163,7 @@ def _check_variables(names: Iterable[str]) -> None:
     unknown = sorted(set(filter(_is_ours, os.environ)) - set(known))
     if not unknown:
         return
-    known += VARIABLES
+    known += (*VARIABLES, *WORKER_VARIABLES)
     for variable in unknown:
         if variable not in known:
             raise SettingsError(f"unknown environment variable: {variable}; {_advice(variable, known)}")
