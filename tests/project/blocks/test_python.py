@@ -72,6 +72,7 @@ def test_program_runs(
     monkeypatch.chdir(tmp_path)
     num_workers = int(program[0].said.get("workers", "1"))
     with ServerThread() as server, ThreadPoolExecutor(num_workers) as threads:
+        monkeypatch.setenv("GRADSERVE_ADDRESS", server.address)
         for _attempt in ["first"] if frameworks else ["first", "again"]:
             workers = [threads.submit(run, program, server.address, worker=worker) for worker in range(num_workers)]
             for worker in workers:

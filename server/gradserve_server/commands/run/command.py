@@ -250,7 +250,7 @@ async def _run(plan: RunPlan, server_plan: ServerPlan | None, variables: Mapping
 
 def _tell(line: str) -> None:
     with suppress(BrokenPipeError):
-        click.echo(f"gradserve run: {visible(line)}", err=True)
+        click.echo(f"[run] {visible(line)}", err=True)
 
 
 def _tell_start(plan: RunPlan, server: OwnServer) -> None:

@@ -221,7 +221,12 @@ class Stopping:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._loop.add_signal_handler(number, self._on_signal, number)
+                signal.signal(number, self._wake)
+
+    def _wake(self, number: int, _frame: object) -> None:
+        # The handlers of a loop end with it, and a later signal would then keep this process from tidying up.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_signal, signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self.begun.is_set():
