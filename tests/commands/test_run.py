@@ -210,12 +210,14 @@ def test_a_second_signal_kills(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_run_that_is_killed(tmp_path: Path) -> None:
     waits = "subprocess.Popen(['sleep', '1000'])\nprint('ready')\ntime.sleep(1000)"
-    with running(*NOWHERE, script(tmp_path, waits)) as run:
+    with running(*NOWHERE, script(tmp_path, waits), TMPDIR=str(tmp_path)) as run:
         run.until("ready")
+        assert list(tmp_path.glob("gradserve-run-*"))
         below = run.below
         assert len(below) == 3  # the worker, its own process, and the guard
         run.process.kill()
         assert_gone(below)
+        assert not list(tmp_path.glob("gradserve-run-*"))
 
 
 def test_a_run_with_a_server_that_another_joins_by_the_line_that_it_prints(tmp_path: Path) -> None:

@@ -222,12 +222,12 @@ def run(
         if dry_run:
             _show(plan, own, variables)
         else:
-            context.exit(asyncio.run(_run(plan, own, variables)))
+            context.exit(asyncio.run(_run(plan, own, variables, Path(folder))))
 
 
-async def _run(plan: RunPlan, server_plan: ServerPlan | None, variables: Mapping[str, str]) -> int:
+async def _run(plan: RunPlan, server_plan: ServerPlan | None, variables: Mapping[str, str], folder: Path) -> int:
     stopping, output = Stopping(), Output(os.environ)
-    with Guard() as guard:
+    with Guard(folder) as guard:
         server = None
         try:
             if server_plan is not None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 _CHUNK_BYTES = 1 << 16
@@ -22,7 +23,7 @@ _SAME_STOP_SECONDS = 0.5
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
 _GUARD = """
-import os, signal, sys, time
+import os, shutil, signal, sys, time
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
 groups = set()
@@ -40,15 +41,22 @@ while groups and time.monotonic() < end:
     time.sleep(0.05)
     send(0)
 send(signal.SIGKILL)
+shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
-"""A program that reads the groups that begin and end, and ends those that are left when the pipe closes."""
+"""A program that reads the groups that begin and end. When the pipe closes, it ends the others and removes a folder."""
 
 
 class Guard:
-    """A process that ends the groups of the others if this one is killed. Use it in a `with` block."""
+    """A process that ends the groups of the others, and removes a folder, even if this process is killed.
+
+    Use it in a `with` block.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def __enter__(self) -> "Guard":
-        command = [sys.executable, "-I", "-S", "-c", _GUARD]
+        command = [sys.executable, "-I", "-S", "-c", _GUARD, str(self._folder)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         return self
 

@@ -161,7 +161,7 @@ class OwnServer:
         self._output = output
         self._stopping = stopping
         self._port = 0
-        self._ending = False
+        self._ending = asyncio.Event()
         self.local_address = self.address = self.status_page = ""
         self.credentials = None if plan.listen is None else Credentials.in_folder(plan.folder, plan.hosts)
         self._serves, self._has_page = asyncio.Event(), asyncio.Event()
@@ -202,7 +202,7 @@ class OwnServer:
         """Lets the server drain and end; kills it if that takes too long, or is urgent."""
         if self._task is None or self._task.done():
             return
-        self._ending = True
+        self._ending.set()
         if self._child is not None:
             self._child.send(signal.SIGTERM)
         if not await self._stopping.ended_in_time({self._task}, _DRAIN_SECONDS) and self._child is not None:
@@ -217,7 +217,7 @@ class OwnServer:
             self._child = Child(program, self._guard)
             code = await self._child.wait(self._output, self._read_line)
             num_failed = 0 if self._serves.is_set() else num_failed + 1
-            if self._ending or not self._port:
+            if self._ending.is_set() or not self._port:
                 return code
             how = f"the server {described_end(code)}"
             if self._plan.state_dir is None or num_failed == _MOST_FAILED_STARTS:
@@ -226,6 +226,8 @@ class OwnServer:
                 return code
             tell(f"{how}; it is started again")
             await asyncio.sleep(_PAUSE_SECONDS * num_failed)
+            if self._ending.is_set():
+                return code
 
     def _read_line(self, line: str) -> None:
         if found := _SERVING.search(line):
