@@ -84,7 +84,8 @@ def diloco(
         on_failure: What happens when a synchronization fails: "continue", training goes on, and the work is in a later
             update; "reset", the worker goes back to the version that it had last.
         if_exists: What to do if the run has versions: "join" it, or raise an "error".
-        worker_id: This worker's id, different from that of every other worker. None: a new one.
+        worker_id: This worker's id, different from that of every other worker. None: that of
+            GRADSERVE_WORKER_ID, or a new one.
         timeout: The longest wait for other workers, in seconds. None: the client's timeout. math.inf: no limit.
         container: The namespace of the name.
         **options: Further arguments of `Client.parameters`: min_required, grace, deadline, max_staleness,

@@ -361,7 +361,7 @@ def average_by(
         num_required: The number of gradients in an average: the number of workers, or fewer if some are backups, or may
             die. The same for all workers.
         name: The name of the training run: all workers with the same name and container train together.
-        worker_id: An id that no other worker of the run has. None: one is made.
+        worker_id: An id that no other worker of the run has. None: that of GRADSERVE_WORKER_ID, or a new one.
         container: The namespace of the name.
         timeout: Seconds to wait for a round, or for the state of another worker; and for a server that is gone, unless
             GRADSERVE_RESTART_PATIENCE is set. None: the client's timeout.

@@ -109,7 +109,8 @@ def average_gradients(
         scheduler: The learning rate scheduler, if the optimizer has one. The program steps it once after each
             `optimizer.step()`; until the end of the block, calls beside these change nothing. It is also stepped for
             the steps that this worker missed, and its state goes to workers that join.
-        worker_id: This worker's id, different from that of every other worker. None: a new one.
+        worker_id: This worker's id, different from that of every other worker. None: that of
+            GRADSERVE_WORKER_ID, or a new one.
         start_step: The number of steps of this run that the weights have behind them, if they come from a checkpoint.
             None: the weights are taken over from other workers, or are those of a new run.
         missing: Whether a parameter without a gradient is an error, or has zeros as its gradient. One of which no

@@ -110,7 +110,8 @@ class DiLoCo:
             if_exists: What to do if the run has versions: "join" it, or raise an "error".
             scheduler: The learning rate scheduler of the inner optimizer, if it has one. A worker that joins at inner
                 step n steps it n times, and later for steps of the run that it missed.
-            worker_id: This worker's id, different from that of every other worker. None: a new one.
+            worker_id: This worker's id, different from that of every other worker. None: that of
+                GRADSERVE_WORKER_ID, or a new one.
             timeout: The longest wait for other workers, in seconds. None: the client's timeout. math.inf: no limit.
             container: The namespace of the name.
             process_group: The ranks that train this model together and are one worker: all of them run the block with

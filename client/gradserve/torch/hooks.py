@@ -55,7 +55,8 @@ def comm_hook(
         model: The DistributedDataParallel, or the module in it. Its parameters that require a gradient are averaged.
         num_required: The number of gradients that end a round: the number of workers, or fewer if some are backups.
         name: The name of the run. Its accumulators live until nobody has used them for a day.
-        worker_id: This worker's id, different from that of every other worker. None: a new one.
+        worker_id: This worker's id, different from that of every other worker. None: that of
+            GRADSERVE_WORKER_ID, or a new one.
         step: The number of steps of this run that the weights have behind them: 0 for a new run.
         keep_averages: The number of averages that the server keeps: a worker may be late by so many steps.
         timeout: Seconds to wait for other workers; and for a server that is gone, unless GRADSERVE_RESTART_PATIENCE is
@@ -221,7 +222,8 @@ def all_reduce_hook(
         num_required: The number of replicas that end a round: all, or fewer if some are backups.
         name: The name of the module's shard in the run: different for each module, and for each shard in a replica; the
             same in all replicas. Its accumulator lives until nobody has used it for a day.
-        worker_id: The replica's id, different from that of every other one. None: a new one.
+        worker_id: The replica's id, different from that of every other one. None: that of
+            GRADSERVE_WORKER_ID, or a new one.
         step: The number of steps of this run that the weights have behind them: 0 for a new run.
         keep_averages: The number of averages that the server keeps: a replica may be late by so many steps.
         timeout: Seconds to wait for other replicas; and for a server that is gone, unless GRADSERVE_RESTART_PATIENCE is

@@ -67,7 +67,8 @@ class ParameterServer:
             num_required: The number of gradients that make a step: the number of workers, or fewer.
             asynchronous: Whether a step waits for nobody: it sends its gradients, and loads the newest version.
                 Gradients of older versions count if `max_staleness` allows it, by `staleness`.
-            worker_id: This worker's id, different from that of every other worker. None: a new one.
+            worker_id: This worker's id, different from that of every other worker. None: that of
+                GRADSERVE_WORKER_ID, or a new one.
             timeout: The longest wait for other workers, in seconds. None: the client's timeout. math.inf: no limit.
             container: The namespace of the name.
             **options: Further arguments of `Client.parameters`: max_staleness, staleness, schedule, grace, deadline,

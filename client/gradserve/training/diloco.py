@@ -480,7 +480,7 @@ def begin_diloco(
         num_required: The number of updates that end a round.
         outer_optimizer: The optimizer on the server.
         to_framework: See `Fragment`.
-        worker_id: The worker's id. None: a new one.
+        worker_id: The worker's id. None: that of GRADSERVE_WORKER_ID, or a new one.
         timeout: See `DilocoWorker`.
         container: The namespace of the name.
         if_exists: What to do if the run has versions already.

@@ -73,7 +73,8 @@ class Worker:
             name: The name of the training run: all workers with the same name and container train together.
             num_required: The number of gradients that end a round: the number of workers, or fewer if some are backups,
                 or may die. The same for all workers.
-            worker_id: An id that no other worker of the run has. None: one made of host, process and a random number.
+            worker_id: An id that no other worker of the run has. None: that of GRADSERVE_WORKER_ID, or one made of
+                host, process and a random number.
             container: The namespace of the name.
             timeout: Seconds to wait for a round, or for the state of another worker; and for a server that is gone,
                 unless GRADSERVE_RESTART_PATIENCE is set. None: the client's timeout.
