@@ -286,6 +286,10 @@ except SystemExit:
     assert done.stdout == b"\n"
 
 
+def test_help_without_the_other_commands() -> None:
+    assert completed("-h").stdout.startswith("Usage: gradserve run [OPTIONS] SCRIPT [ARGUMENTS]...\n")
+
+
 def test_a_dry_run_starts_nothing_and_shows_no_token(tmp_path: Path) -> None:
     path = script(tmp_path, "print('started')")
     options = ["run", "--dry-run", "-n", "2", "--backup", "1", "--listen", "0.0.0.0:50070", str(path), "--lr", "a b"]

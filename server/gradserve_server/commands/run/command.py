@@ -114,7 +114,7 @@ class RunPlan:
         return {name: value for name, value in usual.items() if not os.environ.get(name)}
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]})
 @click.option(
     "-n",
     "--workers",
