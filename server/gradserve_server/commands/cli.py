@@ -10,6 +10,7 @@ from gradserve_protocol.printing import visible_lines
 from gradserve_server.commands.bench import bench
 from gradserve_server.commands.cluster import cluster
 from gradserve_server.commands.credentials import certificates, token
+from gradserve_server.commands.doctor.command import doctor
 from gradserve_server.commands.exit_codes import listed
 from gradserve_server.commands.info import health, info
 from gradserve_server.commands.kernels import kernels
@@ -79,6 +80,7 @@ for command in (
     cluster,
     completion,
     demo,
+    doctor,
     health,
     info,
     kernels,

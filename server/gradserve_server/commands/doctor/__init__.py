@@ -1,0 +1,1 @@
+"""`gradserve doctor`: what keeps a client from training with a server, and the cures."""
