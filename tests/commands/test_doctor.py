@@ -1,15 +1,18 @@
 """`gradserve doctor`: situations, and what it says of them."""
 
 import contextlib
+import datetime
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pydantic import ByteSize
 
 import gradserve
 from gradserve_protocol.server_status import (
@@ -21,14 +24,15 @@ from gradserve_protocol.server_status import (
     ServerStatus,
 )
 from gradserve_server.commands.cli import cli
-from gradserve_server.commands.doctor.command import lines_of
+from gradserve_server.commands.doctor.command import show
 from gradserve_server.commands.doctor.server import check_memory, check_training, check_transport, check_versions
 from gradserve_server.commands.doctor.subject import Finding, Subject, Verdict
 from gradserve_server.config import LimitsConfig, ListenConfig, ServerConfig
+from gradserve_server.security.authority import Authority
 from gradserve_testing import LocalServer
 from tests.commands.test_hostile_names import HOSTILE, check
 from tests.security.serving import TOKENS, all_entries, serving
-from tests.servers.certificates import make_certificates
+from tests.servers.certificates import HOSTS, Certificates, make_certificates
 from tests.servers.connecting import no_server
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -44,14 +48,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers(local: LocalServer, folder: Path) -> Iterator[Mapping[str, str]]:
+def silent() -> Iterator[str]:
+    """The address of a program that says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def servers(silent: str, local: LocalServer, folder: Path) -> Iterator[Mapping[str, str]]:
     """Servers in every state: their addresses by names."""
     made = make_certificates(folder)
-    full = LimitsConfig(max_bytes=32 * _MIB)
+    now = datetime.datetime.now(datetime.UTC)
+    Authority.in_folder(folder / "soon").issue_server(HOSTS, 5)
+    Authority.in_folder(folder / "later").issue_server(HOSTS, 30, now + datetime.timedelta(days=9))
+    full = LimitsConfig(max_bytes=ByteSize(32 * _MIB))
     configs = {
         "tls": made.config(),
         "expired": made.config("expired"),
         "elsewhere": made.config("elsewhere"),
+        "soon": Certificates(folder / "soon").config(),
+        "later": Certificates(folder / "later").config(),
         "asking": made.config(asks_clients=True),
         "full": ServerConfig(listen=ListenConfig(http_listen="off"), runtime=NOT_WARMED_UP, limits=full),
     }
@@ -61,7 +77,7 @@ def servers(local: LocalServer, folder: Path) -> Iterator[Mapping[str, str]]:
         found["nobody"] = stack.enter_context(no_server())
         client = stack.enter_context(gradserve.connect(found["full"]))
         client.put(np.zeros(30 * _MIB, np.uint8))
-        yield {"plain": local.address, **found}
+        yield {"plain": local.address, "silent": silent, **found}
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,20 @@ _SITUATIONS = {
         "{elsewhere} --tls-ca {folder}/ca.pem", "tls", "problem", "for elsewhere.example, not for 127.0.0.1",
         "one of these names",
     ),
+    "no handshake": _Situation(
+        "{silent} --tls --timeout 0.05", "tls", "problem", "no answer to the handshake", "--timeout SECONDS"
+    ),
+    "a certificate that expires soon": _Situation(
+        "{soon} --tls-ca {folder}/soon/ca.pem", "tls", "warning", "is valid until", "gradserve certificates FOLDER",
+        exit_code=0,
+    ),
+    "a clock that is behind": _Situation(
+        "{later} --tls-ca {folder}/later/ca.pem", "tls", "problem", "certificate is valid from", "set the clock"
+    ),
+    "a certificate without its key": _Situation(
+        "{tls} --tls-client-certificate x", "settings", "problem", "expected key as well", "--tls-client-key FILE",
+        exit_code=2,
+    ),
     "no certificate of a client": _Situation(
         "{asking} --tls-ca {folder}/ca.pem", "tls", "problem", "none is shown", "--tls-client-certificate FILE"
     ),
@@ -120,6 +150,9 @@ _SITUATIONS = {
         "{asking} --tls-ca {folder}/ca.pem --tls-client-certificate {folder}/stranger.pem "
         "--tls-client-key {folder}/stranger.key",
         "tls", "problem", "refuses the one that is shown", "--tls-client-certificate FILE",
+    ),
+    "no answer": _Situation(
+        "{silent} --timeout 0.05", "health", "problem", "no answer within 0.05 s", "--timeout SECONDS"
     ),
     "no token": _Situation("{guarded}", "access", "problem", "no token was shown", "export GRADSERVE_TOKEN"),
     "an unknown token": _Situation(
@@ -198,7 +231,7 @@ def subject(servers: Mapping[str, str]) -> Iterator[Subject]:
         yield Subject(servers["plain"], 5.0, "", {"uses_tls": False, **files}, 0, 1, stack)
 
 
-_WAITING = {"name": "net", "container": "c", "num_waiting": 1, "num_required": 3, "missing": ("w2",)}
+_WAITING: dict[str, Any] = {"name": "net", "container": "c", "num_waiting": 1, "num_required": 3, "missing": ("w2",)}
 _OLD, _NEW = RoundStatus(began=100.0), RoundStatus(began=990.0)
 _STATUSES = {
     "nothing": (ServerStatus(), "ok", "0 accumulators", ""),
@@ -272,10 +305,11 @@ def test_why_not_faster(subject: Subject, monkeypatch: pytest.MonkeyPatch, reaso
     assert cure in given
 
 
-def test_texts_of_servers_do_nothing_to_a_terminal() -> None:
-    lines = lines_of(Finding("access", Verdict.PROBLEM, HOSTILE, HOSTILE))
-    assert len(lines) == 2
-    check(click.unstyle("\n".join(lines)))
+def test_texts_of_servers_do_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Finding("access", Verdict.PROBLEM, HOSTILE, HOSTILE))
+    text = capsys.readouterr().out
+    assert text.count("\n") == 2
+    check(text)
 
 
 def test_an_unexpected_error_is_a_finding(servers: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,11 @@ def tell(*lines: str) -> None:
     click.echo(block(lines))
 
 
+def tell_marked(mark: str, colour: str, text: str) -> None:
+    """Prints a mark, coloured if standard output is a terminal, and on the same line a text, made safe by `block`."""
+    click.echo(f"{click.style(mark, fg=colour)} {block([text])}")
+
+
 def tell_problem(text: str) -> None:
     """Prints a text on standard error, made safe by `visible_lines`."""
     click.echo(visible_lines(text), err=True)

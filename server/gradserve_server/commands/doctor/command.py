@@ -11,7 +11,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gradserve_protocol.printing import visible
 from gradserve_server.commands.doctor.connection import (
     check_address,
     check_connection,
@@ -31,7 +30,7 @@ from gradserve_server.commands.doctor.server import (
 from gradserve_server.commands.doctor.subject import Finding, Observation, Subject, Verdict
 from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.servers import server_options, servers_at
-from gradserve_server.commands.wording import echo_json, json_option, tell
+from gradserve_server.commands.wording import echo_json, json_option, tell, tell_marked
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import silence_grpc
 
@@ -133,12 +132,12 @@ _LOOKS = {
 """The mark and the colour of each verdict."""
 
 
-def lines_of(finding: Finding) -> list[str]:
-    """Returns a finding as lines, with colours; texts of servers in them do nothing to a terminal."""
+def show(finding: Finding) -> None:
+    """Prints a finding on one line, and its cure on another."""
     mark, colour = _LOOKS[finding.verdict]
-    word = click.style(f"{mark} {finding.verdict:8}", fg=colour)
-    cure = [f"{'':22} cure: {visible(finding.cure)}"] if finding.cure else []
-    return [f"{word} {finding.name:11} {visible(' '.join(finding.found.split()))}", *cure]
+    tell_marked(f"{mark} {finding.verdict:8}", colour, f"{finding.name:11} {' '.join(finding.found.split())}")
+    if finding.cure:
+        tell(f"{'':22} cure: {finding.cure}")
 
 
 @click.command()
@@ -162,7 +161,7 @@ def doctor(address: str, timeout: float, container: str, as_json: bool, **tls: A
             if "," in address and finding.server != shown:
                 tell(f"server at {finding.server}:")
             shown = finding.server
-            click.echo("\n".join(lines_of(finding)))  # which leaves out colours for what is no terminal
+            show(finding)
     problems = [each for each in found if each.verdict is Verdict.PROBLEM]
     if as_json:
         checks = [{**vars(each), "verdict": str(each.verdict)} for each in found]

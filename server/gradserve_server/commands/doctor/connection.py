@@ -20,29 +20,31 @@ _LONGEST_ATTEMPT = 5.0
 """Seconds to connect to one address, if the timeout allows as much."""
 
 
+_OPTIONS = {
+    "tls.ca": "--tls-ca or GRADSERVE_TLS_CA",
+    "tls.certificate": "--tls-client-certificate or GRADSERVE_TLS_CLIENT_CERTIFICATE",
+    "tls.key": "--tls-client-key or GRADSERVE_TLS_CLIENT_KEY",
+}
+"""Options and variables by the fields of errors."""
+
+
 def check_settings(subject: Subject) -> Iterator[Observation]:
     """Reads the address, the files of TLS and the variables of clients."""
     import gradserve
 
     try:
         settings = subject.settings
-    except (gradserve.InvalidArgumentError, SettingsError) as error:
-        field = getattr(error, "field", None) or "address"
-        yield problem(str(error), f"unset or correct {field}" if field in os.environ else _correct(field))
+    except SettingsError as error:
+        yield problem(error.message, "--tls-client-certificate FILE and --tls-client-key FILE together, or neither")
+        return
+    except gradserve.InvalidArgumentError as error:
+        field = error.field or ""
+        option = _OPTIONS.get(field, "ADDRESS or GRADSERVE_ADDRESS: HOST:PORT or unix:PATH")
+        yield problem(str(error), f"unset or correct {field}" if field in os.environ else f"correct {option}")
         return
     token = "a token" if settings.token is not None else "no token"
     encrypted = "TLS" if settings.certificates is not None else "no TLS"
     yield ok(f"{subject.route.address}, {encrypted}, {token}, transport {settings.transport}")
-
-
-def _correct(field: str) -> str:
-    """Returns what to correct if an argument of `connect` is not valid."""
-    if not field.startswith("tls."):
-        return "correct ADDRESS or GRADSERVE_ADDRESS: HOST:PORT or unix:PATH"
-    option = "--tls-" + field.removeprefix("tls.").replace("certificate", "client-certificate").replace(
-        "key", "client-key"
-    )
-    return f"correct {option} or GRADSERVE_{option.removeprefix('--').replace('-', '_').upper()}"
 
 
 def check_address(subject: Subject) -> Iterator[Observation]:
@@ -196,6 +198,9 @@ def _with_tls(subject: Subject) -> Iterator[Observation]:
         found, _ = _shake_hands(subject, _trusting())
         yield problem(*_why_refused(subject, error, found))
         return
+    except TimeoutError:
+        yield problem("no answer to the handshake in time", "--timeout SECONDS; look at the server's log")
+        return
     except OSError as error:
         is_accepted = not (isinstance(error, ssl.SSLError) and _ALERT in (error.reason or ""))
         if is_accepted:
@@ -300,4 +305,6 @@ def check_health(subject: Subject) -> Iterator[Observation]:
     elif status == "UNIMPLEMENTED":
         yield problem("another program listens there, or a load balancer", "correct ADDRESS or GRADSERVE_ADDRESS")
     else:
-        yield problem(": ".join(filter(None, (status, reason))), "look at the server's log; correct ADDRESS")
+        by_proxy = f"see the cure of the check address; {_NO_TLS if subject.tls else _WITH_CA}"
+        cure = by_proxy if subject.route.proxy is not None else "look at the server's log; correct ADDRESS"
+        yield problem(": ".join(filter(None, (status, reason))), cure)

@@ -1,4 +1,4 @@
-"""What is examined, a server and the way to it, and what is found."""
+"""The subject of an examination, a server and the way to it, and findings about it."""
 
 import contextlib
 import os
@@ -67,7 +67,17 @@ def problem(found: str, cure: str) -> Observation:
 
 @dataclass(frozen=True)
 class Subject:
-    """A server and the way to it. What checks share is asked for once, when the first of them needs it."""
+    """A server and the way to it. What checks share is asked for once, when the first of them needs it.
+
+    Attributes:
+        address: The server's address.
+        timeout: Seconds that each call waits.
+        container: Where to train; empty for the default container.
+        tls_options: The options of `tls_of`.
+        index: The number of the server in the list.
+        num_servers: The length of the list.
+        stack: Closes the client.
+    """
 
     address: str
     timeout: float
@@ -75,7 +85,7 @@ class Subject:
     tls_options: Mapping[str, Any]
     index: int
     num_servers: int
-    open: contextlib.ExitStack
+    stack: contextlib.ExitStack
 
     @cached_property
     def tls(self) -> "gradserve.TLS | None":
@@ -104,7 +114,7 @@ class Subject:
     def client(self) -> "gradserve.Client":
         import gradserve
 
-        return self.open.enter_context(gradserve.connect(self.address, timeout=self.timeout, tls=self.tls))
+        return self.stack.enter_context(gradserve.connect(self.address, timeout=self.timeout, tls=self.tls))
 
     @cached_property
     def info(self) -> "gradserve.ServerInfo":
@@ -131,4 +141,5 @@ class Subject:
             ("--tls-client-key", self.tls_options.get("tls_client_key")),
         ]
         given = [word for name, value in options if value for word in (name, value)]
-        return shlex.join(["gradserve", *shlex.split(command), self.address, *given])
+        flag = ["--tls"] if self.tls_options.get("uses_tls") else []
+        return shlex.join(["gradserve", *shlex.split(command), self.address, *flag, *given])
