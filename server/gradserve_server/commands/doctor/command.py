@@ -158,7 +158,7 @@ def doctor(address: str, timeout: float, container: str, as_json: bool, **tls: A
     for finding in examine(address, timeout, container, with_installation=not is_given, **tls):
         found.append(finding)
         if not as_json:
-            if "," in address and finding.server != shown:
+            if finding.server not in ("", address, shown):  # one of several
                 tell(f"server at {finding.server}:")
             shown = finding.server
             show(finding)
