@@ -58,7 +58,8 @@ def test_a_plain_install_brings_what_the_client_imports_and_no_more() -> None:
     [
         ("gradserve", set()),
         ("gradserve.aio", set()),
-        ("gradserve.training", {"gradserve.training"}),
+        ("gradserve.data", {"gradserve.data"}),
+        ("gradserve.training", {"gradserve.data", "gradserve.training"}),
     ],
 )
 def test_importing_loads_nothing_else(module: str, loads: set[str]) -> None:
@@ -67,7 +68,7 @@ def test_importing_loads_nothing_else(module: str, loads: set[str]) -> None:
     modules = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
-    parts = {f"gradserve.{part}" for part in ("jax", "testing", "torch", "training")}
+    parts = {f"gradserve.{part}" for part in ("data", "jax", "testing", "torch", "training")}
     others = {"cupy", "dns", "gradserve_server", "jax", "numba", "opentelemetry", "optax", "psutil", "ray", "scipy"}
     assert set(modules.stdout.split()) & (parts | others | {"torch"}) == loads
 

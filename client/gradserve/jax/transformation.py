@@ -14,6 +14,7 @@ import optax
 from jax.experimental import io_callback
 
 from gradserve.client import Client
+from gradserve.data import Batches
 from gradserve.jax.leaves import PyTree, leaves_of, place_of
 from gradserve.jax.training_state import (
     AverageByState,
@@ -345,6 +346,7 @@ def average_by(
     settings: Mapping[str, str] | None = None,
     if_exists: Literal["join", "new", "error"] = "join",
     compare_every: int | None = None,
+    data: Batches[Any] | None = None,
 ) -> AverageBy:
     """Returns an Optax transformation that replaces gradients by their average over the workers of a training run.
 
@@ -383,6 +385,8 @@ def average_by(
             those that `catch_up` was given travels with the next gradients, and the server compares. A worker whose
             parameters differ from those of most gets an error out of the update, and the others log it. None: every 10
             steps, or up to 1,000 if there are many parameters, and a difference is only logged. 0: never.
+        data: The batches of this worker, made by `gradserve.data`, if the run shares them out: each sample counts once
+            per epoch, however workers come and go. The same for all workers. `catch_up` must follow each step.
     """
 
     def worker(parameters: dict[str, DenseSpec], of_optimizer: dict[str, str], compared: Compared) -> Worker:
@@ -403,6 +407,7 @@ def average_by(
             compare_every=compare_every,
             compared=compared,
             settings={"jax": {**of_optimizer, **(settings or {})}},
+            data=data,
         )
 
     return AverageBy(worker)

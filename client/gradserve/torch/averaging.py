@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradserve.client import Client
+from gradserve.data import Batches
 from gradserve.results import DenseSpec
 from gradserve.torch.optimizers import Schedule, check_own_gradients, settings_of
 from gradserve.torch.parameters import Gradients, module_of, trained_parameters
@@ -82,6 +83,7 @@ def average_gradients(
     settings: Mapping[str, str] | None = None,
     if_exists: Literal["join", "new", "error"] = "join",
     compare_every: int | None = None,
+    data: Batches[Any] | None = None,
 ) -> "Averaging":
     """Lets an optimizer step with the gradients' averages over the workers of a run, until the end of the block.
 
@@ -138,6 +140,8 @@ def average_gradients(
             them travels with the gradients, and the server compares. A worker whose parameters differ from those of
             most gets an AbortedError out of `optimizer.step()`, and the others log it. None: every 10 steps, or up to
             1,000 if the model is large, and a difference is only logged. 0: never.
+        data: The batches of this worker, made by `gradserve.data`, if the run shares them out: each sample counts once
+            per epoch, however workers come and go. The same for all workers.
 
     Raises:
         InvalidArgumentError: The model and the optimizer have different parameters, a parameter has a dtype that cannot
@@ -176,6 +180,7 @@ def average_gradients(
         if_exists=if_exists,
         compare_every=compare_every,
         compared=lambda: {key: _bits_of(each) for key, each in parameters.items()},
+        data=data,
     )
     gradients = Gradients(parameters, zeros_for_missing=missing == "zeros")
     return Averaging(worker, gradients, state, optimizer, schedule, start_step)

@@ -15,7 +15,7 @@ import numpy as np
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
 from gradserve.results import Average, DenseSpec, Outcome
-from gradserve.training.state import COMPONENTS, TEXT, Arrived, Carried, State, as_text, of_text
+from gradserve.training.state import COMPONENTS, DATA, TEXT, Arrived, Carried, State, as_text, of_text
 from gradserve_protocol.errors import AlreadyExistsError, InvalidArgumentError
 
 DAY_SECONDS = 24 * 3600.0
@@ -165,7 +165,8 @@ def agreed_initial_state(client: Client, name: str, container: str, worker_id: s
         own: The state of this worker.
 
     Returns:
-        The tensors of the first worker, with this worker's metadata; None if this worker is the first.
+        The tensors of the first worker, and what has counted of its data, with this worker's metadata; None if this
+        worker is the first.
 
     Raises:
         AlreadyExistsError: The first worker has other tensors.
@@ -189,7 +190,8 @@ def _as_all(average: Average, carried: Carried, own: State) -> State:
                 f"{_described(carried, name)}; all workers must begin with the same tensors",
                 field="state",
             )
-    return State(first.state.tensors, own.metadata)
+    of_all = {name: each for name, each in first.state.metadata.items() if name == DATA}
+    return State(first.state.tensors, {name: each for name, each in own.metadata.items() if name != DATA} | of_all)
 
 
 def _described(state: Arrived | Carried, name: str) -> str:

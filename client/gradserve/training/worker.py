@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from gradserve.accumulators import GradientAccumulator
 from gradserve.client import Client
 from gradserve.conversion.plain import as_choice, as_integer
+from gradserve.data import Batches
 from gradserve.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -20,7 +21,7 @@ from gradserve.training.agreement import checked_settings
 from gradserve.training.joining import ATTEMPTS, GONE, Attendant, Received
 from gradserve.training.rounds import PRESENCE, DropLog, Member, WaitLog, presence_of, presence_spec, present_names
 from gradserve.training.run import Advance, Run
-from gradserve.training.state import Carried, State
+from gradserve.training.state import DATA, Carried, State
 from gradserve.training.weights_check import Compared, WeightsCheck
 from gradserve.workers import new_worker_id, with_all_patience
 from gradserve_protocol.argument import Argument
@@ -64,6 +65,7 @@ class Worker:
         if_exists: Literal["join", "new", "error"] = "join",
         compare_every: int | None = None,
         compared: Compared | None = None,
+        data: Batches[Any] | None = None,
     ) -> None:
         """Finds the accumulator of a training run, or makes it. Sends no gradient and changes no step.
 
@@ -101,6 +103,8 @@ class Worker:
                 not at hand. None: they are never compared.
             settings: What else all workers must have been started with: texts by name, by kind of worker, such as
                 {"numpy": {"learning rate": "0.1"}}. `begin` compares them with those of the first worker of that kind.
+            data: The batches of this worker, made by `gradserve.data`, if the run shares them out. They follow its
+                rounds, and what has counted of them is part of the state that workers take over. The same for all.
 
         Raises:
             AlreadyExistsError: The run has other parameters, or another `num_required`: the message says which.
@@ -136,7 +140,13 @@ class Worker:
             self._parameters[PRESENCE] = presence_spec(len(self._names))
         self._check = WeightsCheck.of(name, self.worker_id, compare_every, compared, list(parameters.values()))
         self._digest: bytes | None = None
-        self._run = Run(client, name, self.worker_id, self._parameters, options, checked_settings(settings or {}))
+        agreed = checked_settings(settings or {})
+        if data is not None:
+            agreed["data"] = data.settings
+        self._run = Run(client, name, self.worker_id, self._parameters, options, agreed)
+        self._client = client
+        self._data = data
+        self._container, self._durability = container, durability
         self._attendant: Attendant | None = None
         self._members: tuple[str, ...] = ()
         self._waits = WaitLog(name, self.worker_id, self._num_required)
@@ -215,14 +225,17 @@ class Worker:
             The state to load, or None if this worker's own state stands.
 
         Raises:
-            InvalidArgumentError: `start_step` is negative, or the state cannot travel.
+            InvalidArgumentError: `start_step` is negative, or not the step of `data`; or the state cannot travel.
             AlreadyExistsError: There is such a run and `if_exists` is "error"; or the states of the workers do not have
-                the same tensors; or they have other `settings`: the message has both values.
+                the same tensors; or they have other `settings` or `data`: the message has both values.
             DeadlineExceededError: Others have trained, and none of them has answered in time.
         """
         if self._attendant is not None:
             raise InvalidArgumentError("expected one call of begin(), got another", field="state")
-        loaded, how = self._begun(state, start_step)
+        own = self._with_data(state)
+        loaded, how = self._begun(own, start_step)
+        loaded = self._without_data(loaded)
+        self._begin_data(is_at_step=start_step is not None)
         _log.info(
             "worker %r is in training run %r at step %d and %s; a round needs %d gradients",
             self.worker_id,
@@ -231,9 +244,9 @@ class Worker:
             how,
             self._num_required,
         )
-        self._state = state
+        self._state = own
         self._attendant = Attendant(
-            self._run.joining, self.worker_id, state, look=lambda: self._waits.look(self.accumulator)
+            self._run.joining, self.worker_id, own, look=lambda: self._waits.look(self.accumulator)
         )
         return loaded
 
@@ -292,7 +305,8 @@ class Worker:
 
         Raises:
             InvalidArgumentError: A gradient is missing, does not have the parameter's shape, or has infinities or NaN.
-                It does not count: the next `exchange` may bring another one for the same step.
+                It does not count: the next `exchange` may bring another one for the same step. Or its batches were not
+                taken from `data`.
             AbortedError: The accumulator was deleted, or put back to an earlier step; or this worker's parameters are
                 not those of the others (`compare_every`).
             DeadlineExceededError: Too few gradients arrived in time; the message says which workers are missing. The
@@ -303,7 +317,12 @@ class Worker:
         """
         if self._attendant is None:
             raise InvalidArgumentError("expected begin() before exchange()", field="gradients")
+        if self._data is not None:
+            self._data.use()
         advance = self._exchanged(gradients, weight)
+        advance = replace(advance, state=self._without_data(advance.state))
+        if self._data is not None:
+            self._data.advance_all([average.worker_ids for average in advance.averages])
         self.step = advance.step
         if advance.averages:
             self._members = advance.averages[-1].worker_ids
@@ -386,6 +405,8 @@ class Worker:
                 "server with a state directory (--state-dir) loses nothing",
                 *(self._name, self.step, base),
             )
+        if found is not None:
+            self._follow_with_data()
         if not self._is_apart:
             self._attendant.use(self._run.joining)
 
@@ -415,6 +436,58 @@ class Worker:
             received = self._join(reached)
             return Advance((), received.state, was_late, received.step)
         return Advance(missed, None, was_late, reached)
+
+    def _with_data(self, state: Callable[[], State | None]) -> Callable[[], State | None]:
+        """Returns a function that adds to a state what has counted of the data."""
+        data = self._data
+        if data is None:
+            return state
+
+        def with_data() -> State | None:
+            own = state()
+            return own and State(own.tensors, {**own.metadata, DATA: data.state_dict()})
+
+        return with_data
+
+    def _without_data(self, state: State | None) -> State | None:
+        """Returns a state that was received as its worker gave it; takes over what has counted of the data."""
+        if state is None:
+            return None
+        metadata = dict(state.metadata)
+        counted = metadata.pop(DATA, None)
+        if (counted is None) is not (self._data is None):
+            have, others = ("no `data`", "has") if counted is None else ("`data`", "has none")
+            raise AlreadyExistsError(
+                f"the other workers of training run {self._name!r} have {have}, and this one {others}: all of a run "
+                "need the same; give another run another name",
+                field="data",
+            )
+        if self._data is not None:
+            self._data.load_state_dict(counted)
+        return State(state.tensors, metadata)
+
+    def _begin_data(self, *, is_at_step: bool) -> None:
+        """Lets the data follow the rounds from here on; `is_at_step` if they come from a checkpoint of this step."""
+        if self._data is None:
+            return
+        if is_at_step and self._data.step != self.step:
+            raise InvalidArgumentError(
+                f"expected data of step {self.step}, where this worker begins (start_step), got data of step "
+                f"{self._data.step}: load_state_dict of the same checkpoint comes before",
+                field="data",
+            )
+        self._data.step = self.step
+        self._follow_with_data()
+
+    def _follow_with_data(self) -> None:
+        if self._data is not None:
+            self._data.begin(
+                self._client,
+                self._run.id,
+                worker_id=self.worker_id,
+                container=self._container,
+                durability=self._durability,
+            )
 
     def _begin_at(self, start_step: int, reached: int) -> None:
         if start_step < 0:

@@ -21,7 +21,7 @@ from deploy.site.reference.rpc import write_rpc_reference
 from gradserve_server.commands.cli import cli
 
 _ANCHOR = re.compile(r"\{#(\S+)\}|<a id=\"([^\"]+)\">")
-_MODULES = ("gradserve", "gradserve.aio", "gradserve.testing", "gradserve.training")
+_MODULES = ("gradserve", "gradserve.aio", "gradserve.data", "gradserve.testing", "gradserve.training")
 
 
 def anchors_in(folder: Path) -> list[str]:

@@ -93,6 +93,12 @@ _PAGES = (
         (("gradserve.training", _all),),
     ),
     _Page(
+        "data",
+        "gradserve.data",
+        "`import gradserve.data`. [How to use it](../howto/data.md).",
+        (("gradserve.data", _all),),
+    ),
+    _Page(
         "testing",
         "gradserve.testing",
         "`import gradserve.testing`; needs the `server` extra. [How to use it](../testing.md).",
