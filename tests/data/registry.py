@@ -1,24 +1,30 @@
-"""Seats without a server, for batches that follow rounds which a test makes up."""
+"""A stand-in for the server that gives seats, for batches that follow rounds which a test makes up."""
 
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
+from gradserve import Client
 from gradserve.data import Batches
 
-BatchesT = TypeVar("BatchesT", bound=Batches[int])
+BatchesT = TypeVar("BatchesT", bound=Batches[Any])
 
 
 class Registry:
-    """Numbers in the order in which workers came."""
+    """Both a client and its only accumulator."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
+        self.worker_ids: list[str] = []
 
-    def find(self, worker_ids: set[str]) -> None:
-        assert worker_ids <= self.numbers.keys()
+    def gradient_accumulator(self, *_: object, **_options: object) -> "Registry":
+        return self
+
+    def info(self) -> SimpleNamespace:
+        return SimpleNamespace(worker_ids=self.worker_ids)
+
+    def apply_grad(self, _gradient: object, worker_id: str) -> None:
+        self.worker_ids.append(worker_id)
 
 
-def begun(batches: BatchesT, seats: Registry, worker_id: str) -> BatchesT:
-    """Begins as a worker does with a server."""
-    seats.numbers.setdefault(worker_id, len(seats.numbers))
-    batches._seats, batches._worker_id = seats, worker_id  # type: ignore[assignment]
+def begun(batches: BatchesT, registry: Registry, worker_id: str) -> BatchesT:
+    batches.begin(cast("Client", registry), "run", worker_id=worker_id)
     return batches

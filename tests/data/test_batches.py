@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -82,12 +83,24 @@ def test_a_stream_gives_the_batches_of_a_dataset() -> None:
     assert lines.opened.count(0) == 2, "once by each, but for the state: its epoch alone"
 
 
+class Item:
+    """Something that can be watched."""
+
+
 def test_what_was_read_of_a_stream_and_has_counted_is_forgotten() -> None:
-    batches = begun(stream(Lines({0: 1000}), batch_size=2), Registry(), "a")
-    for _ in islice(batches, 100):
+    alive = WeakSet[Item]()
+
+    def items(_epoch: int) -> Iterator[Item]:
+        while True:
+            item = Item()
+            alive.add(item)
+            yield item
+
+    batches = begun(stream(items, batch_size=2), Registry(), "a")
+    for _ in islice(batches, 20):
         batches.use()
         batches.advance(["a"])
-    assert len(batches._kept) <= 2
+    assert len(alive) < 10
 
 
 TAKEN = "expected a training run before batches are taken"

@@ -4,21 +4,24 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradserve.data import Sampler, sampler
 from gradserve.data.order import samples_at
 from tests.data.registry import Registry, begun
 
+_MOST_ALONE = 200
+"""The steps in which one worker takes what others have left: they were at most as many blocks ahead as had come."""
 FATES = st.sampled_from(["counts", "late", "dies", "returns"])
 
 
+@settings(max_examples=40)
 @given(
     num_samples=st.integers(1, 40),
     batch_size=st.integers(1, 7),
     per_step=st.integers(1, 3),
-    rounds=st.lists(st.lists(st.tuples(st.integers(0, 5), FATES), max_size=6), max_size=25),
+    rounds=st.lists(st.lists(st.tuples(st.integers(0, 5), FATES), max_size=6), max_size=16),
 )
 def test_each_sample_counts_once_per_epoch(
     num_samples: int, batch_size: int, per_step: int, rounds: list[list[tuple[int, str]]]
@@ -30,7 +33,7 @@ def test_each_sample_counts_once_per_epoch(
         return sampler(num_samples, seed=1, batch_size=batch_size, batches_per_step=per_step)
 
     keeper = begun(new(), seats, "keeper")
-    workers = {"keeper": keeper}
+    workers, ids = {"keeper": keeper}, {"keeper": "keeper"}
 
     def train(fates: dict[str, str]) -> None:
         members = []
@@ -38,12 +41,13 @@ def test_each_sample_counts_once_per_epoch(
             if name not in workers or fate == "returns":  # with another id, and the state of one that is there
                 workers[name] = new()
                 workers[name].load_state_dict(keeper.state_dict())
-                begun(workers[name], seats, f"{name}-{len(seats.numbers)}")
+                ids[name] = f"{name}-{len(seats.worker_ids)}"
+                begun(workers[name], seats, ids[name])
             batches = iter(workers[name])
             taken = [each for _ in range(per_step) for each in next(batches)]
             workers[name].use()
             if fate in ("counts", "returns"):
-                members.append(workers[name]._worker_id)
+                members.append(ids[name])
                 counts.update(taken)
             if fate == "dies":
                 del workers[name]
@@ -53,10 +57,12 @@ def test_each_sample_counts_once_per_epoch(
     for fates in rounds:
         train({"keeper": "counts"} | {f"w{number}": fate for number, fate in fates})
         assert {str(each.state_dict()) for each in workers.values()} == {str(keeper.state_dict())}
-    while keeper.state_dict()["ahead"]:
-        train({"keeper": "counts"})
+    for _ in range(_MOST_ALONE):
+        if keeper.state_dict()["ahead"]:
+            train({"keeper": "counts"})
     counts.subtract(range(num_samples))
     assert counts.total() == keeper.num_counted
+    assert not keeper.state_dict()["ahead"]
     # Nothing is left out before something later: no sample counted more than once in the epoch that has not ended.
     assert {count - keeper.epoch for count in counts.values()} <= {0, 1}
 
@@ -79,6 +85,6 @@ def test_the_order_stays_what_it_was() -> None:
 
 def test_all_orders_of_few_samples_are_equally_likely() -> None:
     places = np.arange(4, dtype=np.uint64)
-    found = Counter(tuple(samples_at(places, 4, seed, 0)) for seed in range(2400))
+    found = Counter(tuple(samples_at(places, 4, seed, 0)) for seed in range(960))
     assert len(found) == 24
-    assert sum((count - 100) ** 2 / 100 for count in found.values()) < 50  # chi-square, 23 degrees of freedom
+    assert sum((count - 40) ** 2 / 40 for count in found.values()) < 50  # chi-square, 23 degrees of freedom

@@ -15,14 +15,15 @@ NUM_SAMPLES, BATCH_SIZE, NUM_STEPS = 50, 4, 24
 
 
 class Trained(Training):
-    """A worker that notes which samples it took for which step."""
+    """A worker that notes which samples it took for which step, and who was in the rounds that it saw."""
 
     def __init__(self, address: str, name: str, **options: Any) -> None:
         self.data = sampler(NUM_SAMPLES, seed=3, batch_size=BATCH_SIZE)
-        super().__init__(address, name, num_required=2, data=self.data, keep_averages=NUM_STEPS, **options)
+        super().__init__(address, name, num_required=2, data=self.data, **options)
         samples = TensorDataset(torch.arange(NUM_SAMPLES))
         self.loader: DataLoader[Any] = DataLoader(samples, batch_sampler=self.data)
         self.taken: dict[int, list[int]] = {}
+        self.members: dict[int, list[str]] = {}
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -31,8 +32,9 @@ class Trained(Training):
     def train(self, until: int) -> None:
         while self.averaging.step < until:
             for (batch,) in self.loader:
-                self.taken[self.averaging.step] = batch.tolist()
+                self.taken[self.averaging.step + 1] = batch.tolist()
                 self.step()
+                self.members[self.averaging.step] = self.data.state_dict()["members"]
                 if self.averaging.step >= until:
                     break
 
@@ -52,9 +54,8 @@ def test_one_that_leaves_and_comes_back(server_address: str, name: str) -> None:
             assert second.data.state_dict() == again.data.state_dict() == first.data.state_dict()
         workers = {"w0": first, "w1": second, "w2": third, "w2 again": again}
         counts = Counter[int]()
-        for step in range(NUM_STEPS):
-            average = first.averaging._worker.accumulator.read_average(step + 1)
-            for worker_id in average.worker_ids:
+        for step, members in {k: v for each in workers.values() for k, v in each.members.items()}.items():
+            for worker_id in members:
                 counts.update(workers[worker_id].taken[step])
     assert counts.total() == first.data.num_counted == NUM_STEPS * 2 * BATCH_SIZE
     assert first.data.epoch == min(counts[each] for each in range(NUM_SAMPLES))

@@ -1,4 +1,4 @@
-"""Which samples a worker of a training run takes, when workers come, die and return.
+"""Shares out the samples of a training run, whose workers come, die and return.
 
 A run goes through one endless sequence: the samples of epoch 0 in an order that follows from seed and epoch, those of
 epoch 1 in another order, and so on. It is cut into blocks, each of what one worker takes in one step. Nobody hands

@@ -36,7 +36,7 @@ class Batches(ABC, Generic[T]):
     """
 
     def __init__(self, batch_size: int, batches_per_step: int) -> None:
-        """Takes the samples in a batch, and the batches of a worker in each step."""
+        """Begins with nothing counted; see `sampler`."""
         self.step = 0
         self._batch_size = as_integer(batch_size, Argument("batch_size"), range(1, _MOST))
         self._per_step = as_integer(batches_per_step, Argument("batches_per_step"), range(1, _MOST))
@@ -60,7 +60,7 @@ class Batches(ABC, Generic[T]):
 
     @property
     def settings(self) -> dict[str, str]:
-        """What must be the same for all workers, as texts by name."""
+        """The settings that must be the same for all workers, as texts by name."""
         return {"batch_size": str(self._batch_size), "batches_per_step": str(self._per_step)}
 
     def begin(
@@ -247,7 +247,7 @@ class Stream(Batches[T]):
 
     def _read_from(self, start: int, epoch: int) -> None:
         self._starts = [(start, epoch)]
-        """Where epochs begin that have been read, as far as batches may still need them."""
+        """The first place of each epoch that has been read, and its number."""
         self._items: Iterator[T] = iter(self._open_epoch(epoch))
         self._num_read = start
         """The place of the next item."""

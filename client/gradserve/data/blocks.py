@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Blocks:
-    """What all workers at the same step agree on. It changes with each round, and with nothing else.
+    """The state on which all workers at the same step agree. It changes with each round, and with nothing else.
 
     Workers of the last round take the first blocks that have not counted, in the order of their ids; all others take
-    those behind, by their seats, which no two workers share. So no two workers take the same block in a step, whoever
-    comes, and a block that did not count is taken again in the next step.
+    those behind, by their seats, which no two workers share. So no two workers take the same block in a step, and a
+    block that did not count is taken again in the next step.
 
     Attributes:
         first: The first block that has not counted.
@@ -21,10 +21,6 @@ class Blocks:
     first: int = 0
     ahead: set[int] = field(default_factory=set)
     members: list[str] = field(default_factory=list)
-
-    def strangers(self, worker_ids: Iterable[str]) -> set[str]:
-        """Returns those workers that were not in the last round: only their seats say which blocks they take."""
-        return set(worker_ids) - set(self.members)
 
     def block_of(self, worker_id: str, seats: Mapping[str, int]) -> int:
         """Returns the block of a worker in the coming round.

@@ -18,7 +18,7 @@ from gradserve_protocol.argument import Argument
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _BYTES, _TEXT = "bytes", "text"
 DATA = "gradserve/data"
-"""What has counted of the data of a run, in the metadata of states on their way."""
+"""The key, in the metadata of states on their way, of what has counted of the data of the run."""
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 """The component in which tensors of a dtype travel, as numbers of this dtype; those of `_FLOATS` have their own."""
 TEXT = DenseSpec("float16", (None,))
