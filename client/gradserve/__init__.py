@@ -9,6 +9,7 @@ with gradserve.connect("localhost:50051") as client:
 """
 
 import importlib as _importlib
+import importlib.util as _util
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
@@ -20,11 +21,11 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> _typing.Any:
     """Imports the client when one of its names is used for the first time: a server needs only parts of it."""
-    if not name.startswith("__") or name == "__all__":
+    if not name.startswith("_") and _util.find_spec(f"gradserve.{name}") is not None:
+        return _importlib.import_module(f"gradserve.{name}")  # alone, as parts of the client import parts by name
+    if not name.startswith("_") or name == "__all__":
         api = _importlib.import_module("gradserve.api")
-        public = getattr(api, "__all__", ())  # none yet if a part asks for another part, which is a module
-        if public:
-            globals().update({each: getattr(api, each) for each in public}, __all__=public)
+        globals().update({each: getattr(api, each) for each in api.__all__}, __all__=api.__all__)
         if name in globals():
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -82,6 +82,8 @@ def test_importing_loads_nothing_else(module: str, loads: set[str]) -> None:
             "gradserve.errors <class 'gradserve.Version'>",
         ),
         ("from gradserve import *; print(connect.__module__, 'errors' in globals())", "gradserve False"),
+        ("import gradserve.parameters, gradserve; print(gradserve.connect.__module__)", "gradserve"),
+        ("import gradserve.training.diloco as found; print(found.optim.__name__)", "gradserve.optim"),
         ("import gradserve_server.app; print('gradserve.client' in sys.modules)", "False"),
     ],
 )
