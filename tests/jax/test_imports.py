@@ -8,6 +8,7 @@ from tests.servers.polling import PATIENCE_SECONDS
 PROGRAM = """
 import sys
 import jax, optax, jax.experimental, gradserve
+gradserve.connect
 known = set(sys.modules)
 import gradserve.jax
 more = {name.partition(".")[0] for name in set(sys.modules) - known}

@@ -10,6 +10,7 @@ import sys
 import torch
 before = set(sys.modules)
 import gradserve
+gradserve.connect
 client = set(sys.modules) - before
 import gradserve.torch
 more = {name.partition(".")[0] for name in set(sys.modules) - before - client}
