@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 _NO_TESTS = 5
 """Pytest's exit status if no test was selected."""
-_WORKERS = 6
+_WORKERS = 4
 """The least number of processes that run tests: many tests wait for other processes most of the time."""
 
 

@@ -87,8 +87,10 @@ class DriverProcess:
         deadline = time.monotonic() + timeout
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
+        poll = select.poll()  # select.select takes no descriptor above 1023
+        poll.register(descriptor, select.POLLIN)
         while b"\n" not in self._unread:
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise self._failure(f"gave no answer within {timeout:.0f} s")
             received = os.read(descriptor, 65536)
             if not received:

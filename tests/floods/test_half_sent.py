@@ -1,7 +1,6 @@
 """Requests of which only a part arrives: they take a limited room, and end."""
 
 import contextlib
-import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from gradserve_server.tensors.payload import LOOKS, InFlight
 from gradserve_testing import LocalServer
 from tests.servers.announcing import announce, bulk_address
 from tests.servers.frames import FrameClient, issue_ticket
-from tests.servers.polling import PATIENCE_SECONDS, eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually, readable
 from tests.servers.raw_http2 import DATA, END_STREAM, HELLO, connect, frame, headers, message, request_fields
 
 MIB = 1 << 20
@@ -196,7 +195,7 @@ def test_who_uploads_byte_by_byte_ends_when_others_need_the_room(patient: LocalS
 
         def prompt_is_answered() -> bool:
             pass_seconds(patient, "payload")
-            return bool(select.select([prompt.sock], [], [], 0)[0])
+            return bool(readable(prompt.sock, seconds=0))
 
         eventually(prompt_is_answered)  # once the byte has arrived
         received(slow, b"while others were waiting for the room")
@@ -213,7 +212,7 @@ def stall(target: str, left: int) -> str:
             client, _ = listening.accept()
         with client, connect(target) as server, contextlib.suppress(OSError):
             while True:
-                ready, _, _ = select.select([server, client] if left else [server], [], [])
+                ready = readable(*([server, client] if left else [server]))
                 if client in ready:
                     server.sendall(sent := client.recv(min(left, 1 << 16)))
                     left -= len(sent)

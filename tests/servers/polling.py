@@ -1,6 +1,8 @@
 """Waiting for a state that only the API of a server shows."""
 
 import asyncio
+import selectors
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
@@ -13,6 +15,14 @@ unless it fails."""
 
 _FIRST_PAUSE_SECONDS = 0.001
 _LONGEST_PAUSE_SECONDS = 0.05
+
+
+def readable(*sockets: socket.socket, seconds: float | None = None) -> set[object]:
+    """Waits for sockets that can be read; returns them. select.select takes no descriptors above 1023."""
+    with selectors.DefaultSelector() as selector:
+        for each in sockets:
+            selector.register(each, selectors.EVENT_READ)
+        return {key.fileobj for key, _ in selector.select(seconds)}
 
 
 def eventually(look: Callable[[], T], accept: Callable[[T], bool] = bool) -> T:

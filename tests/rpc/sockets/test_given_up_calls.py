@@ -1,6 +1,5 @@
 """A client's memory is its own again when its call is answered, or the connection has ended: nothing reads it then."""
 
-import select
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from tests.rpc.sockets.conftest import Connect, connector
 from tests.rpc.sockets.test_regions import PAGE, beside, make_accumulator, take, with_region
 from tests.servers.frames import FrameClient
 from tests.servers.holding import Hold, suspended
-from tests.servers.polling import eventually
+from tests.servers.polling import eventually, readable
 from tests.servers.raw_calls import RawCalls
 
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -57,7 +56,7 @@ class Lending:
         self.memory[:] = LATER
 
     def is_answered(self) -> bool:
-        return bool(select.select([self.client.sock], [], [], 0)[0])
+        return bool(readable(self.client.sock, seconds=0))
 
 
 SERVICES = {
