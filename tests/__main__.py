@@ -1,8 +1,7 @@
 """Runs a suite: `python -m tests [--suite short|rest|all|long] [arguments of pytest]`.
 
 The short suite has what a change can break, and nothing that depends on the speed of the machine. The rest has what is
-exhaustive and, last and one at a time, what depends on time. All is both, in one run: collecting the tests takes long,
-and no processor is to wait for the last test of a suite. In none are tests that take many minutes each.
+exhaustive and, last and one at a time, what depends on time. In neither are tests that take many minutes each.
 """
 
 import argparse
@@ -16,8 +15,6 @@ from collections.abc import Sequence
 
 _NO_TESTS = 5
 """Pytest's exit status if no test was selected."""
-_WORKERS = 4
-"""The least number of processes that run tests: many tests wait for other processes most of the time."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,8 +27,10 @@ def main(arguments: Sequence[str]) -> int:
     _compile_kernels()
     if chosen.suite == "long":
         return _pytest("--suite", "long", f"-n{os.cpu_count() or 1}", *others)
-    workers = max(_WORKERS, os.cpu_count() or 1)
-    statuses = [_pytest("--suite", chosen.suite, f"-n{workers}", "-m", "not timing", *others)]
+    statuses = []
+    for suite in ("short", "rest") if chosen.suite == "all" else (chosen.suite,):
+        print(f"The {suite} suite" if suite == "short" else "The rest: exhaustive tests", flush=True)
+        statuses.append(_pytest("--suite", suite, f"-n{max(4, os.cpu_count() or 1)}", "-m", "not timing", *others))
     if chosen.suite != "short":
         print("Tests that depend on time, one at a time", flush=True)
         statuses.append(_pytest("--suite", "rest", "-n0", "-m", "timing", *others))
