@@ -24,6 +24,8 @@ TRACING_VARIABLE = "GRADSERVE_TRACING"
 TRANSPORT_VARIABLE = "GRADSERVE_TRANSPORT"
 WORKER_ID_VARIABLE = "GRADSERVE_WORKER_ID"
 
+DEFAULT_ADDRESS = "localhost:50051"
+"""The address of clients and commands that are given none."""
 CONNECT_VARIABLES = (ADDRESS_VARIABLE, TLS_VARIABLE, *TLS_FILE_VARIABLES.values())
 """The variables of commands that `connect` without an address takes, too."""
 

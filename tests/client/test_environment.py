@@ -1,4 +1,4 @@
-"""What a client takes from the environment: the server, its TLS, and the id of the worker."""
+"""The settings that a client takes from the environment: the server, its TLS, and the id of the worker."""
 
 import multiprocessing.process
 import threading

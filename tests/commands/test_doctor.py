@@ -39,7 +39,7 @@ from tests.servers.runtime import NOT_WARMED_UP
 _MIB = 1 << 20
 _CHECKS = ["settings", "address", "connection", "tls", "health", "access"]
 _CHECKS += ["versions", "transport", "speed", "memory", "training"]
-"""Those of a server, in their order."""
+"""The checks of a server, in their order."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def servers(silent: str, local: LocalServer, folder: Path) -> Iterator[Mapping[s
 
 @dataclass(frozen=True)
 class _Situation:
-    """What a user does, and what the check concerned says."""
+    """A situation of a user, and the answer of the check concerned."""
 
     arguments: str
     check: str

@@ -86,7 +86,7 @@ def completed(*arguments: object, **variables: str) -> subprocess.CompletedProce
 
 
 def assert_gone(processes: Sequence[psutil.Process]) -> None:
-    """Of orphans, the system may keep the entry for a moment."""
+    """Waits for the end of processes; the system may keep the entries of orphans for a moment."""
     eventually(lambda: not any(each.is_running() and each.status() != "zombie" for each in processes))
 
 

@@ -145,7 +145,7 @@ def test_mistakes(do: Callable[[], object], says: str) -> None:
 
 
 class TestWorkers:
-    """Of `gradserve.training`, on a server."""
+    """A worker of `gradserve.training` on a server."""
 
     @staticmethod
     def begun(client: gradserve.Client, name: str, data: Batches[Any] | None, **how: Any) -> Worker:

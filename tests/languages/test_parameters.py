@@ -99,7 +99,7 @@ def test_an_unknown_codec(run: ParametersRun, language: str) -> None:
 
 @in_each_language
 def test_packed_bytes(language: str, tmp_path: Path) -> None:
-    """Those of a plain reading of codecs.proto, and of values that are halfway, very small, or 0."""
+    """The bytes of a plain reading of codecs.proto, also for values that are halfway, very small, or 0."""
     random = np.random.default_rng(0)
     made = packer(language, tmp_path)
     recorded = [each for each in json.loads(VECTORS.read_text(encoding="utf-8")) if each["codec"] == "int8"]

@@ -490,7 +490,7 @@ def test_the_same_bits_on_several_servers(kind: Reduction, clip_norm: float | No
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_sums_are_exact(is_compiled: bool) -> None:
-    """Of numbers of all magnitudes, cut anywhere, and added in any order."""
+    """Numbers of all magnitudes, cut anywhere, are added in any order."""
     adder = ExactSums()
     if is_compiled:
         adder.prepare(lambda: False)

@@ -17,6 +17,7 @@ from gradserve_protocol.tls import TLS, CertificateFiles, client_certificates
 from gradserve_protocol.variables import (
     ADDRESS_VARIABLE,
     BULK_SOCKETS_VARIABLE,
+    DEFAULT_ADDRESS,
     GPU_ARRAYS_VARIABLE,
     KEPT_BYTES_VARIABLE,
     TLS_FILE_VARIABLES,
@@ -26,7 +27,6 @@ from gradserve_protocol.variables import (
     TRANSPORT_VARIABLE,
 )
 
-DEFAULT_ADDRESS = "localhost:50051"
 _MAX_CHARACTERS = 1024
 _ON = ("1", "on", "true", "yes")
 _OFF = ("", "0", "off", "false", "no")

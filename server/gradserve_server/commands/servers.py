@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from gradserve_protocol.variables import ADDRESS_VARIABLE, DEFAULT_ADDRESS
 from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.tls_options import tls_options
 from gradserve_server.commands.wording import tell_problem
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-DEFAULT_ADDRESS = "localhost:50051"
 _MOST_THREADS = 64
 _ARGUMENT, _OPTION = "gradserve_protocol.address.argument", "gradserve_protocol.address.option"
 """The keys under which the callbacks of a command keep the values of ADDRESS and of --address."""
@@ -53,7 +53,7 @@ _OPTION_NAME = "given_address"
 _ADDRESS_ARGUMENT = click.argument("address", required=False, callback=_chosen)
 _ABOUT_OPTION: dict[str, Any] = {
     "metavar": "ADDRESS",
-    "envvar": "GRADSERVE_ADDRESS",
+    "envvar": ADDRESS_VARIABLE,
     "help": "the server: HOST:PORT or unix:PATH; or all servers of a cluster: with commas between them, "
     f"dns+srv://SERVICE or gradserve+ray://NAME  [default: {DEFAULT_ADDRESS}]",
 }

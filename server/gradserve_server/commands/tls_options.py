@@ -5,28 +5,30 @@ from typing import Any, TypeVar
 
 import click
 
+from gradserve_protocol.variables import TLS_FILE_VARIABLES, TLS_VARIABLE
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
-        "--tls", "uses_tls", is_flag=True, envvar="GRADSERVE_TLS", help="use TLS, with the authorities of the system"
+        "--tls", "uses_tls", is_flag=True, envvar=TLS_VARIABLE, help="use TLS, with the authorities of the system"
     ),
     click.option(
         "--tls-ca",
         metavar="FILE",
-        envvar="GRADSERVE_TLS_CA",
+        envvar=TLS_FILE_VARIABLES["ca"],
         help="use TLS, with the authorities whose certificates are in the file",
     ),
     click.option(
         "--tls-client-certificate",
         metavar="FILE",
-        envvar="GRADSERVE_TLS_CLIENT_CERTIFICATE",
+        envvar=TLS_FILE_VARIABLES["certificate"],
         help="use TLS, and show this certificate to the server",
     ),
     click.option(
         "--tls-client-key",
         metavar="FILE",
-        envvar="GRADSERVE_TLS_CLIENT_KEY",
+        envvar=TLS_FILE_VARIABLES["key"],
         help="the private key of the certificate",
     ),
 )

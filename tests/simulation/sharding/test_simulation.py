@@ -14,7 +14,7 @@ SAME = 15
 """The seed of a world in which much happens."""
 
 PARAMETERS_SEEDS = (23, 55, 121)
-"""Of a mean whose norms are limited, of Krum, and of rounds that are faster than readers."""
+"""Seeds whose worlds have a mean with limited norms, Krum, and rounds that are faster than readers."""
 
 FAULTS = (
     "a call is cancelled",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradserve_protocol.address import Address
-from gradserve_protocol.variables import ADDRESS_VARIABLE, TLS_FILE_VARIABLES, TLS_VARIABLE, TOKEN_VARIABLE
+from gradserve_protocol.variables import ADDRESS_VARIABLE, CONNECT_VARIABLES, TLS_FILE_VARIABLES, TOKEN_VARIABLE
 from gradserve_server.commands.run.fleet import described_end
 from gradserve_server.commands.run.processes import Child, Guard, Output, Program, Stopping
 
@@ -131,7 +131,7 @@ class ServerPlan:
             address: Its address.
             token: Its token; empty for none.
         """
-        others = (ADDRESS_VARIABLE, TLS_VARIABLE, *TLS_FILE_VARIABLES.values(), TOKEN_VARIABLE)
+        others = (*CONNECT_VARIABLES, TOKEN_VARIABLE)
         found = {name: value for name, value in os.environ.items() if name not in others}
         if address:
             found[ADDRESS_VARIABLE] = address

@@ -20,6 +20,7 @@ from gradserve_protocol.arrays import Array
 from gradserve_protocol.errors import GradserveError
 from gradserve_protocol.tls import TLS
 from gradserve_protocol.v1 import tensor_pb2
+from gradserve_protocol.variables import TLS_FILE_VARIABLES, TLS_VARIABLE
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.rpc.upstream.messages import Ref, receive_result, ref_of, served, service_of
 
@@ -174,6 +175,6 @@ class UpstreamLink:
 
 def _tls(environment: Mapping[str, str]) -> TLS | None:
     """Returns what the commands take from the environment, too."""
-    files = [environment.get(f"GRADSERVE_TLS_{name}") or None for name in ("CA", "CLIENT_CERTIFICATE", "CLIENT_KEY")]
-    is_wanted = environment.get("GRADSERVE_TLS", "").strip().lower() in _YES
-    return TLS(*files) if is_wanted or any(files) else None
+    files = {name: environment.get(variable) or None for name, variable in TLS_FILE_VARIABLES.items()}
+    is_wanted = environment.get(TLS_VARIABLE, "").strip().lower() in _YES
+    return TLS(**files) if is_wanted or any(files.values()) else None
