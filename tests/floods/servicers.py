@@ -17,7 +17,6 @@ PARTS = 6000
 MOST_CALLS = 3 * PARTS
 """The most calls in a turn of the event loop: about two for each part, where all calls together are dozens for each."""
 _MORE_CALLS = {
-    "EndClientLease": 5 * PARTS,
     "CudnnRNNCanonicalToParams": 12 * PARTS,
     "CudnnRNNParamsToCanonical": 12 * PARTS,
 }

@@ -19,7 +19,9 @@ class Trained(Training):
 
     def __init__(self, address: str, name: str, **options: Any) -> None:
         self.data = sampler(NUM_SAMPLES, seed=3, batch_size=BATCH_SIZE)
-        super().__init__(address, name, num_required=2, data=self.data, **options)
+        # One that falls behind, on a busy machine, catches up even when the others have ended.
+        options = {"num_required": 2, "keep_averages": NUM_STEPS} | options
+        super().__init__(address, name, data=self.data, **options)
         samples = TensorDataset(torch.arange(NUM_SAMPLES))
         self.loader: DataLoader[Any] = DataLoader(samples, batch_sampler=self.data)
         self.taken: dict[int, list[int]] = {}

@@ -20,6 +20,8 @@ ItemT = TypeVar("ItemT")
 
 _FEW = 64
 _MOVED_AT_ONCE = 8
+_ITEMS_PER_DELETION = 8
+"""The items of a turn that the deletion of a resource counts for."""
 
 
 class Lease(Generic[ItemT]):
@@ -115,6 +117,7 @@ class LeaseQueue(Generic[ItemT]):
             if not lease.is_queued:
                 continue
             if lease.end(now) <= now:
+                turn.charge(_ITEMS_PER_DELETION)
                 self._remove(lease)
                 return lease
             self._push(lease, now)
@@ -357,6 +360,7 @@ class ClientLeases:
                 continue
             owned, _ = client.owned.popitem()
             owned.delete(reason)
+            turn.charge(_ITEMS_PER_DELETION)
             count += 1
         return count
 

@@ -164,6 +164,10 @@ class Turn:
         self._left -= 1
         return True
 
+    def charge(self, items: int) -> None:
+        """Counts an item that has taken as long as several."""
+        self._left -= items - 1
+
     async def spend(self, items: int = 1) -> None:
         """Counts items that come next; if the turn is over, other tasks get theirs first."""
         if self._left <= 0:
