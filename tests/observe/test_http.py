@@ -52,7 +52,7 @@ def test_the_port_is_on_this_machine_alone_by_default(local: LocalServer) -> Non
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "NONSENSE"])
-@pytest.mark.parametrize("path", ["/", "/metrics", "/api/status"])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/status", "/api/what-if"])
 def test_nothing_can_be_changed(local: LocalServer, method: str, path: str) -> None:
     answer = get(url_of(local), path, method=method)
     assert answer.status in (400, 405)
@@ -86,7 +86,9 @@ def test_pages_of_other_sites_cannot_reach_it_by_a_name_of_theirs(
     assert answer.status == (404 if path == "/nothing" and status == 200 else status), answer.text
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/api/status", "/healthz", "/nothing", "/api/status?order=x"])
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/api/status", "/api/what-if", "/healthz", "/nothing", "/api/status?order=x"]
+)
 def test_no_other_site_can_read_or_frame_an_answer(local: LocalServer, path: str) -> None:
     headers = get(url_of(local), path, Origin="http://evil.example.com").headers
     assert not [name for name in headers if name.startswith("access-control")]
@@ -120,6 +122,27 @@ def test_metrics_that_are_no_numbers_of_json_are_texts(local: LocalServer) -> No
         parameters.delete()
 
 
+def test_rounds_are_replayed(local: LocalServer) -> None:
+    with gradserve.connect(local.address) as client:
+        net = client.conditional_accumulator("float32", (), shared_name="what if")
+        held = client.parameters({"w": np.zeros(2)}, shared_name="what if", num_required=2)
+        for step in range(6):
+            for worker in ("a", "b"):
+                net.apply_grad(np.float32(1), local_step=step, worker_id=worker)
+                held.push({"w": np.ones(2)}, step, worker_id=worker)
+            net.take_grad(2)
+            held.wait(step + 1, timeout=PATIENCE_SECONDS)
+        found = get(url_of(local), "/api/what-if?name_contains=what%20if").json
+        for kind, num_graces in (("accumulators", 1), ("parameters", 2)):
+            (one,) = found[kind]
+            assert (one["container"], one["name"], one["what_if"]["num_workers"]) == ("default", "what if", 2)
+            assert {each["num_required"] for each in one["what_if"]["alternatives"]} == {1}
+            assert len({each["grace"] for each in one["what_if"]["alternatives"]}) == num_graces
+        held.delete()
+        net.delete()
+        assert get(url_of(local), "/api/what-if?name_contains=what%20if").json == {"accumulators": [], "parameters": []}
+
+
 @pytest.mark.parametrize(
     ("query", "message"),
     [
@@ -133,7 +156,7 @@ def test_metrics_that_are_no_numbers_of_json_are_texts(local: LocalServer) -> No
         ("name_contains=" + 5000 * "x", "name_contains"),
     ],
 )
-@pytest.mark.parametrize("path", ["/api/status", "/api/events"])
+@pytest.mark.parametrize("path", ["/api/status", "/api/events", "/api/what-if"])
 def test_a_query_that_makes_no_sense_says_so(local: LocalServer, path: str, query: str, message: str) -> None:
     answer = get(url_of(local), f"{path}?{query}")
     assert answer.status == 400
@@ -194,6 +217,9 @@ def test_connections_beyond_the_limit_end_and_the_port_goes_on(local: LocalServe
         ("/api/status", "worker", 200),
         ("/api/status?container=team", "worker", 200),
         ("/api/status?container=elsewhere", "worker", 403),
+        ("/api/what-if", "", 401),
+        ("/api/what-if?container=team", "worker", 200),
+        ("/api/what-if?container=elsewhere", "worker", 403),
         ("/healthz", "", 200),
         ("/nothing", "", 404),
     ],

@@ -21,6 +21,7 @@ from gradserve_server.commands.run.command import run
 from gradserve_server.commands.serve import serve
 from gradserve_server.commands.state import state
 from gradserve_server.commands.top.command import top
+from gradserve_server.commands.what_if import what_if
 
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -94,5 +95,6 @@ for command in (
     state,
     token,
     top,
+    what_if,
 ):
     cli.add_command(command)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradserve_server.commands.servers import complete_parameters, connected, server_options
+from gradserve_server.commands.what_if import better_rules
 from gradserve_server.commands.wording import size, table, tell, tell_problem
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def described(
             lines.append(f"rounds by the reason of their end: {ended}")
         if status.num_live:
             lines.append(f"latest round: updates of {participation(status)} live workers")
+        lines += better_rules(status)
     lines += metrics_lines(rounds[-1].metrics if rounds else {}, status.evaluations if status is not None else ())
     if rounds:
         newest_first = [_round(each, some) for each in reversed(rounds)]

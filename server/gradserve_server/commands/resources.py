@@ -31,6 +31,7 @@ from gradserve_server.commands.servers import (
     tell_problems,
     tls_of,
 )
+from gradserve_server.commands.what_if import better_rules
 from gradserve_server.commands.wording import (
     as_plain,
     duration,
@@ -284,6 +285,7 @@ def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus |
         f"since the server started: {status.accepted} gradients accepted, {status.stale} stale, "
         f"{status.duplicate} duplicate, {status.refused} refused; {status.rounds_per_second:.1f} rounds/s"
     )
+    lines += better_rules(status)
     ended = [each for each in status.rounds if each.ended]
     if ended:
         lines += [

@@ -302,6 +302,12 @@ def complete_parameters(context: click.Context, _parameter: click.Parameter, inc
     return _completed(PARAMETERS, context, incomplete)
 
 
+def complete_rounds(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Returns the accumulators and parameters that begin with what has been typed."""
+    accumulators = _completed(ACCUMULATORS, context, incomplete)
+    return accumulators + complete_parameters(context, parameter, incomplete)
+
+
 def _completed(kind: str | None, context: click.Context, incomplete: str) -> list[CompletionItem]:
     options = dict(context.params)
     container = options.pop("container", None) or ""

@@ -91,6 +91,21 @@ async def test_a_timeline_marks_who_came_last_too_late_or_not_at_all(
     )
 
 
+async def test_rounds_are_replayed_under_other_rules(page: Page) -> None:
+    await page.locator("#what-if summary").click()
+    await expect(page.locator("#rules")).to_be_visible()
+    rows = await cells(page, "rules")
+    assert [row[0] for row in rows] == ["16", "15", "14", "13", "9"]
+    assert rows[1][3] == "as required"
+    assert {row[1] for row in rows} == {NOTHING}
+    await expect(page.locator("#what-if-text")).to_contain_text("gradients")
+    await page.locator("#parameters button.name").click()
+    await expect(page.locator("#rules tbody tr")).to_have_count(6)
+    rows = await cells(page, "rules")
+    assert {row[0] for row in rows} == {"4", "3", "2", "1"}
+    assert any(row[1] != NOTHING for row in rows)
+
+
 async def test_bytes_memory_layers_calls_and_errors_are_shown(page: Page) -> None:
     assert await page.locator("#traffic h3").all_text_contents() == ["gRPC", "Bulk sockets", "Shared memory"]
     assert await page.locator("#memory .purpose").first.inner_text() == "Tensors\n1.28 GB of 8.00 GB"

@@ -7,6 +7,7 @@ from gradserve_protocol.printing import visible
 from gradserve_protocol.server_status import AccumulatorStatus, ParametersStatus, RoundStatus, ServerStatus
 from gradserve_server.commands.parameters import metrics_lines, participation, weights_line
 from gradserve_server.commands.top.picture import Picture, Rates, whole
+from gradserve_server.commands.what_if import better_rules
 from gradserve_server.commands.wording import block, duration, size, table
 
 Listed: TypeAlias = AccumulatorStatus | ParametersStatus
@@ -108,7 +109,7 @@ def rounds_panel(listed: Listed | None, uptime: float) -> str:
     for each in reversed(rounds):
         ended = f"{duration(max(uptime - each.ended, 0.0))} ago" if each.ended else "open"
         lines.append(f"{each.step:>8} {_timeline(each, longest)} {ended:>13}  {_remark(each)}")
-    return block(lines)
+    return block((*lines, *better_rules(listed)))
 
 
 def workers_panel(status: ServerStatus) -> str:

@@ -27,6 +27,7 @@ from gradserve_server.observe.http.exchange import Answer, HeadError, Request
 from gradserve_server.observe.metrics import Exposition
 from gradserve_server.observe.status.snapshot import Order, Snapshot, StatusRequest
 from gradserve_server.observe.status.source import Figures
+from gradserve_server.observe.what_if import what_if
 from gradserve_server.runtime.event_loop import Turn
 from gradserve_server.security.identity import ALL_CONTAINERS, Credentials, Identity, in_authorization
 
@@ -38,6 +39,8 @@ _MOST_PICTURES = 64
 _MOST_BYTES = 64 << 20
 _ARRIVALS_PER_ITEM = 4
 """The gradients that are serialized in the time of one item of a turn."""
+_MOST_REPLAYED = 10
+"""The accumulators and parameters whose rounds are replayed in one answer."""
 _NUMBERS = ("max_accumulators", "max_rounds", "max_workers")
 _TEXTS = ("container", "name_contains")
 T = TypeVar("T")
@@ -80,6 +83,25 @@ class Pictures:
                 raise ResourceExhaustedError("too many different queries at once; try again in a second")
             making = self._making[name] = asyncio.create_task(self._make(snapshot, request))
         return await asyncio.shield(making)
+
+    async def what_if(self, request: StatusRequest) -> bytes:
+        """Returns what the rounds of the first ten of each kind would have been under other rules, as JSON.
+
+        Those whose rounds are too few are not in it.
+        """
+        async with self._turn:
+            snapshot = await self._snapshots.get()
+            status = await snapshot.picture(
+                dataclasses.replace(request, max_accumulators=min(request.max_accumulators, _MOST_REPLAYED))
+            )
+            found: dict[str, list[object]] = {"accumulators": [], "parameters": []}
+            for kind, listed in found.items():
+                for each in getattr(status, kind):
+                    replayed = what_if(each.rounds, has_grace=kind == "parameters")
+                    if replayed is not None:
+                        listed.append({"container": each.container, "name": each.name, "what_if": replayed})
+                    await asyncio.sleep(0)
+            return _serialized(found)
 
     async def close(self) -> None:
         """Ends what is under way."""
@@ -242,6 +264,7 @@ class Views:
             "/metrics": self._metrics,
             "/api/status": self._status,
             "/api/events": self._events,
+            "/api/what-if": self._what_if,
             "/healthz": self._health,
         }
 
@@ -275,6 +298,13 @@ class Views:
         if request.method == "HEAD":
             return Answer(200, b"", _JSON, more=_nothing())
         return Answer(200, await self._pictures.json(wanted), _JSON)
+
+    async def _what_if(self, request: Request) -> Answer:
+        """Answers with replayed rounds, as JSON."""
+        wanted = request_of(request.query, self._guard.identity(request))
+        if request.method == "HEAD":
+            return Answer(200, b"", _JSON, more=_nothing())
+        return Answer(200, await self._pictures.what_if(wanted), _JSON)
 
     async def _events(self, request: Request) -> Answer:
         """Answers with a picture of the server every second, as server-sent events, until the client leaves."""

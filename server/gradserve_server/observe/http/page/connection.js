@@ -21,6 +21,11 @@ export async function fetchStatus(query, token, signal) {
   return (await checked("api/status", query, token, signal)).json();
 }
 
+/** Fetches what rounds would have been under other rules. */
+export async function fetchWhatIf(query, token) {
+  return (await checked("api/what-if", query, token)).json();
+}
+
 /**
  * Receives documents until it is closed. When the server is gone it tries again, less and less often.
  * `on.status(status)`, `on.lost(reason, seconds)` with the pause before the next attempt, `on.token(error)`, after which nothing more comes.

@@ -13,6 +13,7 @@ import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
 import { token, TokenForm } from "./token.js";
 import { readView, writeView } from "./view.js";
+import { WhatIf } from "./whatif.js";
 import { Workers } from "./workers.js";
 
 const TYPING_MILLISECONDS = 250;
@@ -28,6 +29,7 @@ let connection;
 let asking = false;
 
 const workers = new Workers();
+const whatIf = new WhatIf();
 const detail = new Detail((ranked, uptime) => workers.show(ranked, uptime));
 const tiles = new Tiles(byId("tiles"));
 const traffic = new Traffic();
@@ -139,7 +141,10 @@ async function showDetail() {
   asking = true;
   try {
     const { found, uptime } = await fetchSelected(wanted);
-    if (view.selected === wanted && !paused) detail.show(found, wanted, uptime);
+    if (view.selected === wanted && !paused) {
+      detail.show(found, wanted, uptime);
+      if (found) await whatIf.show(wanted, { ...queryOf(wanted), max_accumulators: NAMESAKES }, token());
+    }
   } catch (error) {
     if (error instanceof TokenWanted) wantToken(error);
     // Whatever else is wrong, the stream finds it too, and says so.
@@ -149,13 +154,16 @@ async function showDetail() {
   }
 }
 
-/** By name, the wanted one comes before those whose names go on; a few others can have the same name in capitals. */
-async function fetchSelected(wanted) {
+function queryOf(wanted) {
   const whole = `${wanted.container}/${wanted.name}`;
   const part = new TextEncoder().encode(whole).length > MOST_BYTES ? [...whole].slice(-MOST_BYTES / BYTES_OF_CHARACTER).join("") : whole;
-  const query = { container: wanted.container, name_contains: part, order: "name", max_workers: 1 };
+  return { container: wanted.container, name_contains: part, order: "name", max_workers: 1 };
+}
+
+/** By name, the wanted one comes before those whose names go on; a few others can have the same name in capitals. */
+async function fetchSelected(wanted) {
   for (const most of [1, NAMESAKES]) {
-    const status = await fetchStatus({ ...query, max_accumulators: most }, token());
+    const status = await fetchStatus({ ...queryOf(wanted), max_accumulators: most }, token());
     const [listed, all] = wanted.kind === PARAMETERS
       ? [(status.parameters ?? []).map(asAccumulator), status.num_parameters]
       : [status.accumulators ?? [], status.num_accumulators];
@@ -197,5 +205,6 @@ document.addEventListener("keydown", (event) => {
     pause();
   }
 });
+byId("what-if").addEventListener("toggle", () => showDetail());
 document.title = `${location.host} · gradserve`;
 connect();
