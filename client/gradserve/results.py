@@ -345,6 +345,8 @@ class ServerInfo:
         member: Its place in its cluster, "CLUSTER INDEX/SIZE", such as "train 0/3"; empty if it is in none.
         upstream: Where it passes gradients on if it is an aggregator: an address, or several with commas between them;
             empty if it is none.
+        time: What its clock said when it answered, in seconds since 1970; 0 if it is too old to say so.
+        state_disk: The file system of its state directory, as in DiskUsage in the protos; empty if it has none.
     """
 
     version: str
@@ -364,3 +366,5 @@ class ServerInfo:
     http_url: str = ""
     member: str = ""
     upstream: str = ""
+    time: float = 0.0
+    state_disk: Mapping[str, float] = field(default_factory=dict)

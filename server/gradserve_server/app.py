@@ -346,7 +346,14 @@ class Server:
             "LeaseService": LeaseServicer(self.lifetimes.clients),
             "SocketService": SocketServicer(self._tickets, self.socket_addresses),
             "ServerService": ServerServicer(
-                self.status, figures, self.usage, limits, config.leases, self.socket_addresses, processors.compute
+                self.status,
+                figures,
+                self.usage,
+                limits,
+                config.leases,
+                self.socket_addresses,
+                processors.compute,
+                None if self._state is None else self._state.store.path,
             ),
         }
         return Services(

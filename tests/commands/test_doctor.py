@@ -3,7 +3,9 @@
 import contextlib
 import datetime
 import json
+import shutil
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,20 +27,28 @@ from gradserve_protocol.server_status import (
 )
 from gradserve_server.commands.cli import cli
 from gradserve_server.commands.doctor.command import show
-from gradserve_server.commands.doctor.server import check_memory, check_training, check_transport, check_versions
+from gradserve_server.commands.doctor.server import (
+    check_clock,
+    check_disk,
+    check_memory,
+    check_training,
+    check_transport,
+    check_versions,
+)
 from gradserve_server.commands.doctor.subject import Finding, Subject, Verdict
-from gradserve_server.config import LimitsConfig, ListenConfig, ServerConfig
+from gradserve_server.config import LimitsConfig, ListenConfig, ServerConfig, StateConfig
 from gradserve_server.security.authority import Authority
 from gradserve_testing import LocalServer
 from tests.commands.test_hostile_names import HOSTILE, check
 from tests.security.serving import TOKENS, all_entries, serving
 from tests.servers.certificates import HOSTS, Certificates, make_certificates
 from tests.servers.connecting import no_server
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP
 
 _MIB = 1 << 20
 _CHECKS = ["settings", "address", "connection", "tls", "health", "access"]
-_CHECKS += ["versions", "transport", "speed", "memory", "training"]
+_CHECKS += ["versions", "transport", "speed", "clock", "memory", "disk", "training"]
 """The checks of a server, in their order."""
 
 
@@ -212,7 +222,7 @@ def test_lines_of_a_server_that_is_well(servers: Mapping[str, str], client: grad
 def test_checks_after_a_problem_are_skipped(servers: Mapping[str, str]) -> None:
     done = CliRunner().invoke(cli, ["doctor", servers["nobody"]])
     verdicts = {line.split()[2]: line.split()[1] for line in done.stdout.splitlines() if line[0] != " "}
-    assert [verdicts[each] for each in _CHECKS] == ["ok", "ok", "problem"] + ["skipped"] * 8
+    assert [verdicts[each] for each in _CHECKS] == ["ok", "ok", "problem"] + ["skipped"] * (len(_CHECKS) - 3)
     assert "not possible: connection has a problem" in done.stdout
 
 
@@ -287,6 +297,55 @@ def test_what_a_description_says(subject: Subject) -> None:
     assert [each[0] for each in check_versions(subject)] == [Verdict.WARNING]
     texts = [text for _, text, _ in check_memory(subject)]
     assert texts == ["bookkeeping: 95 B of 100 B in use", "layers: 9 of 10 in use"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict", "found"),
+    [
+        (None, "ok", "too old to tell what its clock says"),
+        (0.0, "ok", "the server's clock is "),
+        (3600.0, "warning", "the server's clock is 60 min ahead, give or take "),
+        (-3600.0, "warning", "the server's clock is 60 min behind, give or take "),
+    ],
+)
+def test_clocks_are_compared(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, seconds: float | None, verdict: str, found: str
+) -> None:
+    ask = subject.client.server_info
+    monkeypatch.setattr(
+        subject.client,
+        "server_info",
+        lambda: replace(info := ask(), time=0.0 if seconds is None else info.time + seconds),
+    )
+    ((given, text, _),) = check_clock(subject)
+    assert given == verdict
+    assert found.replace("60 min", "1 h") in text
+
+
+def test_a_server_says_what_its_clock_and_its_disk_have(tmp_path: Path) -> None:
+    config = ServerConfig(runtime=NOT_WARMED_UP, state=StateConfig(state_dir=str(tmp_path / "state")))
+    with LocalServer(config) as local, gradserve.connect(local.address) as client:
+        info = client.server_info()
+        assert abs(info.time - time.time()) < PATIENCE_SECONDS
+        assert info.state_disk["total_bytes"] == shutil.disk_usage(tmp_path).total
+        assert 0 < info.state_disk["free_bytes"] <= info.state_disk["total_bytes"]
+        assert "state directory: " in CliRunner().invoke(cli, ["info", local.address]).stdout
+
+
+@pytest.mark.parametrize(
+    ("free", "verdict", "found"),
+    [
+        (None, "ok", "the server keeps nothing on a disk"),
+        (99, "warning", "state directory: 99 B of 1000 B free; when it is full, gradients and rounds are refused"),
+        (100, "ok", "state directory: 100 B of 1000 B free"),
+    ],
+)
+def test_disks_need_room(subject: Subject, free: int | None, verdict: str, found: str) -> None:
+    disk = {} if free is None else {"free_bytes": free, "total_bytes": 1000}
+    vars(subject)["info"] = replace(subject.info, state_disk=disk)
+    ((given, text, _),) = check_disk(subject)
+    assert given == verdict
+    assert found in text
 
 
 _WHY = "bulk: the server listens at 127.0.0.1:1, which h does not lead to"

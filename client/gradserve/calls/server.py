@@ -108,6 +108,8 @@ def server_info() -> Operation[ServerInfo]:
         http_url=reply.http_url,
         member=member_text(reply.member) if reply.HasField("member") else "",
         upstream=reply.upstream,
+        time=reply.time.ToNanoseconds() / 1e9,
+        state_disk=_numbers(reply.state_disk) if reply.HasField("state_disk") else {},
     )
 
 
@@ -138,7 +140,7 @@ def _host(host: str) -> str:
 
 
 def _numbers(
-    message: messages_pb2.ServerLimits | messages_pb2.ServerUsage | messages_pb2.DeviceUsage,
+    message: messages_pb2.ServerLimits | messages_pb2.ServerUsage | messages_pb2.DeviceUsage | messages_pb2.DiskUsage,
 ) -> dict[str, float]:
     values = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
     return {name: _seconds(value) if isinstance(value, Duration) else value for name, value in values.items()}

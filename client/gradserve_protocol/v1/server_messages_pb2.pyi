@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from gradserve_protocol.v1 import socket_messages_pb2 as _socket_messages_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -17,7 +18,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self, with_shares: bool = ...) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets", "incarnation", "identities", "containers", "why_no_gpu", "device_usage", "http_url", "member", "upstream")
+    __slots__ = ("version", "devices", "limits", "usage", "uptime", "device", "ops_prepared", "sockets", "incarnation", "identities", "containers", "why_no_gpu", "device_usage", "http_url", "member", "upstream", "time", "state_disk")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +35,8 @@ class GetServerInfoResponse(_message.Message):
     HTTP_URL_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    STATE_DISK_FIELD_NUMBER: _ClassVar[int]
     version: str
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     limits: ServerLimits
@@ -50,7 +53,17 @@ class GetServerInfoResponse(_message.Message):
     http_url: str
     member: ClusterMember
     upstream: str
-    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ..., incarnation: _Optional[str] = ..., identities: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., containers: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., why_no_gpu: _Optional[str] = ..., device_usage: _Optional[_Union[DeviceUsage, _Mapping]] = ..., http_url: _Optional[str] = ..., member: _Optional[_Union[ClusterMember, _Mapping]] = ..., upstream: _Optional[str] = ...) -> None: ...
+    time: _timestamp_pb2.Timestamp
+    state_disk: DiskUsage
+    def __init__(self, version: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., limits: _Optional[_Union[ServerLimits, _Mapping]] = ..., usage: _Optional[_Union[ServerUsage, _Mapping]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., sockets: _Optional[_Union[_socket_messages_pb2.SocketAddresses, _Mapping]] = ..., incarnation: _Optional[str] = ..., identities: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., containers: _Optional[_Iterable[_Union[ShareUsage, _Mapping]]] = ..., why_no_gpu: _Optional[str] = ..., device_usage: _Optional[_Union[DeviceUsage, _Mapping]] = ..., http_url: _Optional[str] = ..., member: _Optional[_Union[ClusterMember, _Mapping]] = ..., upstream: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state_disk: _Optional[_Union[DiskUsage, _Mapping]] = ...) -> None: ...
+
+class DiskUsage(_message.Message):
+    __slots__ = ("free_bytes", "total_bytes")
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    free_bytes: int
+    total_bytes: int
+    def __init__(self, free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ClusterMember(_message.Message):
     __slots__ = ("cluster", "index", "size")

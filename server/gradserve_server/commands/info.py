@@ -130,6 +130,8 @@ def _show(description: "gradserve.ServerInfo") -> None:
     tell(f"calls from here take: {description.transport.way}" + (f" ({reason})" if reason else ""))
     if description.http_url:
         tell(f"status page: {description.http_url}")
+    if description.state_disk:
+        tell(f"state directory: {disk_text(description)}")
     figures = [("limits", description.limits), ("in use", description.usage)]
     if description.device_usage:
         figures.append((description.device, description.device_usage))
@@ -142,6 +144,12 @@ def _show(description: "gradserve.ServerInfo") -> None:
             tell(f"in use by {title}:")
         for name, share in shares.items():
             tell(f"  {name}: {_share(share)}")
+
+
+def disk_text(description: "gradserve.ServerInfo") -> str:
+    """Returns how much of the disk of a state directory is free."""
+    free, total = (description.state_disk[name] for name in ("free_bytes", "total_bytes"))
+    return f"{size(free)} of {size(total)} free"
 
 
 def _share(share: Mapping[str, int]) -> str:

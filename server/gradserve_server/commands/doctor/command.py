@@ -21,6 +21,8 @@ from gradserve_server.commands.doctor.connection import (
 from gradserve_server.commands.doctor.machine import check_extras, check_kernels, check_libraries, check_machine
 from gradserve_server.commands.doctor.server import (
     check_access,
+    check_clock,
+    check_disk,
     check_memory,
     check_speed,
     check_training,
@@ -61,7 +63,9 @@ _CHECKS = (
     _Check("versions", check_versions, "access"),
     _Check("transport", check_transport, "access"),
     _Check("speed", check_speed, "access"),
+    _Check("clock", check_clock, "access"),
     _Check("memory", check_memory, "access"),
+    _Check("disk", check_disk, "access"),
     _Check("training", check_training, "access"),
 )
 _OF_THIS_MACHINE = {"libraries": check_libraries, "machine": check_machine}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gradserve_server.commands.doctor.subject import Observation, Subject, ok, problem, warning
+from gradserve_server.commands.info import disk_text
 from gradserve_server.commands.servers import misplaced
 from gradserve_server.commands.wording import duration, size
 
@@ -141,6 +142,48 @@ def check_speed(subject: Subject) -> Iterator[Observation]:
         )
     else:
         yield ok(text)
+
+
+_CLOCK_SECONDS = 5.0
+"""The difference of clocks from which on certificates, logs and records of rounds mislead."""
+
+
+def check_clock(subject: Subject) -> Iterator[Observation]:
+    """Compares the clocks of both machines."""
+    found = []
+    for _ in range(_CALLS):
+        began = time.time()
+        said = subject.client.server_info().time
+        ended = time.time()
+        if not said:
+            yield ok("the server is too old to tell what its clock says")
+            return
+        found.append((ended - began, said - (began + ended) / 2))
+    took, ahead = min(found)  # the quicker a call, the surer it is when the server answered
+    where = "ahead" if ahead > 0 else "behind"
+    text = f"the server's clock is {duration(abs(ahead))} {where}, give or take {duration(took / 2)}"
+    if abs(ahead) - took / 2 > _CLOCK_SECONDS:
+        yield warning(text, "timedatectl set-ntp true, on the machine whose clock is wrong")
+    else:
+        yield ok(text)
+
+
+_LITTLE_DISK = 0.1
+"""The part of a disk that should stay free."""
+
+
+def check_disk(subject: Subject) -> Iterator[Observation]:
+    """Looks at the room for the state of the server."""
+    found = subject.info.state_disk
+    if not found:
+        yield ok("the server keeps nothing on a disk: what it has ends with it (gradserve serve --state-dir)")
+    elif found["free_bytes"] < _LITTLE_DISK * found["total_bytes"]:
+        yield warning(
+            f"state directory: {disk_text(subject.info)}; when it is full, gradients and rounds are refused",
+            "delete what is beside it, use a larger volume, or gradserve rm accumulators and parameters nobody needs",
+        )
+    else:
+        yield ok(f"state directory: {disk_text(subject.info)}")
 
 
 _NEAR = 0.9

@@ -1,9 +1,14 @@
 """ServerService: the server's version, devices, limits, load and status."""
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
+from pathlib import Path
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from gradserve_protocol.messages import encode_duration, fill
 from gradserve_protocol.server_status import ServerStatus
@@ -147,8 +152,10 @@ class ServerServicer:
         leases: LeaseConfig,
         sockets: SocketAddresses,
         compute: Compute,
+        state_path: Path | None,
     ) -> None:
         self._status = status
+        self._state_path = state_path
         self._figures = figures
         self._usage = usage
         self._sockets = sockets
@@ -186,6 +193,11 @@ class ServerServicer:
         self, request: messages_pb2.GetServerInfoRequest, call: Call
     ) -> messages_pb2.GetServerInfoResponse:
         facts = self._status.facts
+        now = Timestamp()
+        now.FromNanoseconds(time.time_ns())
+        disk = None
+        if request.with_shares and self._state_path is not None:
+            disk = await self._compute.run_in_thread(_disk_usage, self._state_path)  # a file system may be slow
         return messages_pb2.GetServerInfoResponse(
             version=facts.version,
             incarnation=facts.incarnation,
@@ -203,6 +215,8 @@ class ServerServicer:
             http_url=facts.http_url(),
             member=self._member,
             upstream=facts.upstream,
+            time=now,
+            state_disk=disk,
         )
 
     async def GetServerStatus(
@@ -210,6 +224,16 @@ class ServerServicer:
     ) -> status_messages_pb2.GetServerStatusResponse:
         status = await self._status.picture(decode_status_request(request, call.identity))
         return await self._compute.run_in_thread(encode_status, status)
+
+
+def _disk_usage(path: Path) -> messages_pb2.DiskUsage | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:  # the directory is gone, which its next record will notice
+        return None
+    return messages_pb2.DiskUsage(
+        free_bytes=found.f_bavail * found.f_frsize, total_bytes=found.f_blocks * found.f_frsize
+    )
 
 
 def decode_status_request(request: status_messages_pb2.GetServerStatusRequest, user: Identity) -> StatusRequest:
