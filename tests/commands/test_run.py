@@ -18,7 +18,9 @@ from click.testing import CliRunner
 
 from gradserve_server.commands.cli import cli
 from gradserve_server.commands.run.processes import Output
+from gradserve_testing import LocalServer
 from tests.project.blocks.reading import read_blocks
+from tests.servers.connecting import no_server
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 
 (PROGRAM,) = (block.text for block in read_blocks("docs/howto/run.md") if block.language == "python")
@@ -220,20 +222,40 @@ def test_nothing_is_left_of_a_run_that_is_killed(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("gradserve-run-*"))
 
 
-def test_a_run_with_a_server_that_another_joins_by_the_line_that_it_prints(tmp_path: Path) -> None:
-    arguments = ("--listen", "127.0.0.1:0", "--num-required", "2", script(tmp_path, PROGRAM), "5")
+def test_a_run_with_a_server_that_others_join_by_the_line_that_it_prints(tmp_path: Path) -> None:
+    arguments = ("--listen", "127.0.0.1:0", "--num-required", "3", script(tmp_path, PROGRAM), "5")
     with running(*arguments, GRADSERVE_TOKEN="of another server") as run:
         assert run.until(r"status page: (\S+)")[1].startswith("https://127.0.0.1:")
         run.until("another machine joins")
         line = run.until("  GRADSERVE_TOKEN=.* gradserve run --server .*")[0].strip()
-        with running(line=line.replace("gradserve run", shlex.join(RUN), 1)) as joined:
-            assert joined.ended() == 0, joined.seen
-        assert run.ended() == 0, run.seen
-    ends = [re.search(r"\[(.)\] (step 5, y = .*)", each.seen) for each in (run, joined)]
-    assert [end and end[1] for end in ends] == ["0", "1"]
-    assert ends[0][2] == ends[1][2]  # type: ignore[index]
+        line = line.replace("gradserve run", shlex.join(RUN), 1)
+        with running(line=line) as second, running(line=line) as third:
+            for each in (second, third, run):
+                assert each.ended() == 0, each.seen
+    ends = [re.search(r"\[(.)\] (step 5, y = .*)", each.seen) for each in (run, second, third)]
+    assert sorted(end[1] if end else "" for end in ends) == ["0", "1", "2"]
+    assert len({end[2] if end else "" for end in ends}) == 1
     assert "[server]" in run.seen
     assert "stopped" in run.seen.splitlines()[-1]
+
+
+def test_ranks_are_taken_once_and_by_name(tmp_path: Path, local: LocalServer) -> None:
+    path = str(script(tmp_path, "import os; print('rank', os.environ['GRADSERVE_RANK'])"))
+
+    def ranks(name: str, number: int, first: int) -> list[int]:
+        words = ["--server", local.address, "--join", name, "-n", str(number), "--first-rank", str(first), path]
+        with running(*words) as run:
+            assert run.ended() == 0, run.seen
+        return sorted(int(each) for each in re.findall(r"rank (\d+)", run.seen))
+
+    assert [ranks("one", 2, 3), ranks("one", 1, 3), ranks("two", 1, 0), ranks("one", 1, 99)] == [[3, 4], [5], [0], [6]]
+
+
+def test_a_run_that_cannot_be_joined_says_why(tmp_path: Path) -> None:
+    options = ("--join", "one", script(tmp_path, PROGRAM))
+    with no_server() as address, running("--server", address, *options, GRADSERVE_RESTART_PATIENCE="0") as run:
+        assert run.ended() == 1
+    assert "cannot join run 'one' on " in run.seen
 
 
 def test_a_server_with_a_state_directory_comes_back_and_workers_go_on(tmp_path: Path) -> None:
@@ -324,6 +346,8 @@ def test_a_dry_run_starts_nothing_and_shows_no_token(tmp_path: Path) -> None:
         (["-m", "--no-python", "SCRIPT"], "expected --module or --no-python, got both"),
         (["--server", "h:1", "--state-dir", "d", "SCRIPT"], "expected --server or --state-dir, got both"),
         (["--server", "h:1", "--listen", "h:1", "SCRIPT"], "expected --server or --listen, got both"),
+        (["--join", "run", "SCRIPT"], "expected --server with --join"),
+        (["--server", "h:1", "--join", "", "SCRIPT"], "expected the name of a run for --join, got an empty one"),
         (["--server", "h:1:2", "SCRIPT"], "there is more than one colon"),
         (["--listen", "h:1:2", "SCRIPT"], "there is more than one colon"),
         (["--listen", "unix:a", "SCRIPT"], "expected HOST:PORT for --listen, got 'unix:a'"),

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from gradserve_protocol.address import Address, addresses_to_connect
-from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.errors import GradserveError, InvalidArgumentError
 from gradserve_protocol.printing import visible
 from gradserve_protocol.variables import (
     ADDRESS_VARIABLE,
@@ -39,6 +39,7 @@ from gradserve_server.runtime.process import num_cores
 
 _MOST_WORKERS = 1024
 _HIDDEN = "..."
+_JOIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ class RunPlan:
         words = ["gradserve", "run", "--server", address]
         if ca_data:
             words += ["--tls-ca-data", ca_data]
-        words += ["--num-required", str(self.num_required), "--first-rank", str(self.first_rank + self.num_workers)]
+        name = Path(self.script[0]).stem or "run"
+        words += ["--join", name, "--first-rank", str(self.first_rank + self.num_workers)]
+        words += ["--num-required", str(self.num_required)]
         if self.is_module or self.is_program:
             words.append("-m" if self.is_module else "--no-python")
         # In the environment, so that other users of that machine do not see it in the list of processes.
@@ -147,7 +150,18 @@ class RunPlan:
     type=click.Path(path_type=Path, file_okay=False),
     help="start a server with this state directory, which is started again if it ends",
 )
-@click.option("--first-rank", type=click.IntRange(0), default=0, show_default=True, help="rank of the first worker")
+@click.option(
+    "--join",
+    metavar="NAME",
+    help="take the next free ranks of the run of this name on the server, so that any number of machines can join it",
+)
+@click.option(
+    "--first-rank",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="rank of the first worker; with --join, of the first one that joins the run",
+)
 @click.option(
     "--max-restarts",
     type=click.IntRange(0),
@@ -174,6 +188,7 @@ def run(
     address: str | None,
     listen: str | None,
     state_dir: Path | None,
+    join: str | None,
     first_rank: int,
     max_restarts: int,
     is_module: bool,
@@ -206,6 +221,10 @@ def run(
     if not starts_server:
         address = address or os.environ.get(ADDRESS_VARIABLE)
     given = [name for name in tls if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if not address and join is not None:
+        raise click.UsageError("expected --server with --join: the server has the free ranks of the run", context)
+    if join == "":
+        raise click.UsageError("expected the name of a run for --join, got an empty one", context)
     if not address and (given or tls_ca_data):
         raise click.UsageError(
             "expected --server with --tls..., got no server: a run makes its own credentials", context
@@ -219,6 +238,8 @@ def run(
                 Path(folder) if state_dir is None else state_dir.absolute().with_name(f"{state_dir.name}.credentials")
             )
             own, variables = ServerPlan(_listening(context, listen), state_dir, kept), {}
+        if join is not None and not dry_run:
+            plan = replace(plan, first_rank=_take_ranks(join, plan, variables))
         if dry_run:
             _show(plan, own, variables)
         else:
@@ -308,6 +329,36 @@ def _given_server(
         if path:
             variables[variable] = os.path.abspath(path)
     return variables
+
+
+def _take_ranks(name: str, plan: RunPlan, variables: Mapping[str, str]) -> int:
+    """Takes as many ranks of a run as there are workers; returns the first one. No others ever get them.
+
+    The server holds the next free rank as parameters, of which each version has one successor: the update of whoever
+    is first to add to it counts, and others read again.
+
+    Raises:
+        click.ClickException: The server does not answer, or refuses.
+    """
+    import numpy as np
+
+    import gradserve
+
+    files = {name: variables.get(variable) for name, variable in TLS_FILE_VARIABLES.items()}
+    tls = gradserve.TLS(**files) if any(files.values()) or variables.get(TLS_VARIABLE) else None
+    address, token = variables[ADDRESS_VARIABLE], variables.get(TOKEN_VARIABLE)
+    try:
+        with gradserve.connect(address, tls=tls, token=token, timeout=_JOIN_SECONDS) as client:
+            ranks = client.parameters(
+                {"next": np.array(float(plan.first_rank))}, shared_name=f"ranks of run {name}", update="delta"
+            )
+            while True:
+                version = ranks.read()
+                result = ranks.push({"next": np.array(float(plan.num_workers))}, version)
+                if result.outcome is gradserve.Outcome.ACCEPTED:
+                    return int(version["next"])
+    except GradserveError as error:
+        raise click.ClickException(f"cannot join run {name!r} on {address}: {error}") from None
 
 
 def _show(plan: RunPlan, own: ServerPlan | None, variables: Mapping[str, str]) -> None:
