@@ -1,7 +1,8 @@
-"""Runs a suite: `python -m tests [--suite short|rest|all|long] [arguments of pytest]`.
+"""Runs a suite: `python -m tests [--suite short|rest|all|long] [--part K/N] [arguments of pytest]`.
 
 The short suite has what a change can break, and nothing that depends on the speed of the machine. The rest has what is
-exhaustive and, last and one at a time, what depends on time. In neither are tests that take many minutes each.
+exhaustive and, last and one at a time, what depends on time; with --part, one part of it. In neither are tests that
+take many minutes each.
 """
 
 import argparse
@@ -21,7 +22,9 @@ def main(arguments: Sequence[str]) -> int:
     """Runs a suite; returns 0 if nothing failed."""
     parser = argparse.ArgumentParser(prog="python -m tests", allow_abbrev=False)
     parser.add_argument("--suite", choices=("short", "rest", "all", "long"), default="short")
+    parser.add_argument("--part", metavar="K/N", help="of the rest, only the Kth of N parts")
     chosen, others = parser.parse_known_args(arguments)
+    of_rest = () if chosen.part is None else ("--part", chosen.part)
     # A shell lets its background jobs ignore SIGINT, and so would every program that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _compile_kernels()
@@ -30,10 +33,12 @@ def main(arguments: Sequence[str]) -> int:
     statuses = []
     for suite in ("short", "rest") if chosen.suite == "all" else (chosen.suite,):
         print(f"The {suite} suite" if suite == "short" else "The rest: exhaustive tests", flush=True)
-        statuses.append(_pytest("--suite", suite, f"-n{max(4, os.cpu_count() or 1)}", "-m", "not timing", *others))
+        part = of_rest if suite == "rest" else ()
+        workers = f"-n{max(4, os.cpu_count() or 1)}"
+        statuses.append(_pytest("--suite", suite, *part, workers, "-m", "not timing", *others))
     if chosen.suite != "short":
         print("Tests that depend on time, one at a time", flush=True)
-        statuses.append(_pytest("--suite", "rest", "-n0", "-m", "timing", *others))
+        statuses.append(_pytest("--suite", "rest", *of_rest, "-n0", "-m", "timing", *others))
     return max([status for status in statuses if status != _NO_TESTS] or [_NO_TESTS])
 
 

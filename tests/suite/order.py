@@ -12,8 +12,6 @@ from typing import TypeVar
 
 import pytest
 
-from tests.suite.selection import TESTS
-
 LONG: Mapping[str, int] = {
     "accumulators/durable/test_kills.py": 30,
     "accumulators/places/test_service.py": 20,
@@ -25,15 +23,19 @@ LONG: Mapping[str, int] = {
     "benchmarks/test_memory.py": 30,
     "client/test_address.py": 9,
     "client/test_no_server.py": 19,
+    "client/test_pacing.py": 70,
     "client/transport/test_lost_replies.py": 7,
     "client/transport/test_progress.py": 50,
+    "cluster/parameters/test_kill_matrix.py": 40,
     "cluster/sharding/test_kill_matrix.py": 50,
-    "cluster/sharding/test_scenarios.py": 10,
+    "cluster/sharding/test_scenarios.py": 30,
     "commands/test_run.py": 20,
     "demo/test_batch_norm.py": 20,
     "demo/test_training.py": 20,
     "devices/cuda/test_compiles.py": 50,
     "faults/test_callers_memory.py": 70,
+    "jax/functions/test_gradients.py": 25,
+    "jax/test_average_by.py": 20,
     "kubernetes/test_growth.py": 30,
     "kubernetes/test_pods.py": 30,
     "languages/test_parameters.py": 40,
@@ -51,6 +53,7 @@ LONG: Mapping[str, int] = {
     "parameters/durable/test_kills.py": 30,
     "parameters/test_bits.py": 20,
     "parameters/test_cut_connections.py": 30,
+    "parameters/test_followers.py": 20,
     "parameters/test_machine.py": 6,
     "process/test_memory.py": 40,
     "process/test_shutdown.py": 20,
@@ -59,15 +62,21 @@ LONG: Mapping[str, int] = {
     "project/blocks/test_python.py": 20,
     "project/test_examples.py": 20,
     "project/test_mixed_frameworks.py": 20,
-    "ray/test_cluster.py": 70,
-    "ray/test_node_loss.py": 10,
-    "ray/test_resize.py": 60,
+    "ray/test_cluster.py": 100,
+    "ray/test_node_loss.py": 25,
+    "ray/test_resize.py": 80,
     "ray/test_token.py": 20,
+    "resizing/test_resharding.py": 40,
     "rpc/sockets/test_broken_rules.py": 24,
     "rpc/test_cancelled_by_the_server.py": 11,
     "rpc/test_timeouts.py": 10,
     "simulation/sharding/test_faults.py": 30,
-    "torch/test_elastic_training.py": 50,
+    "simulation/sharding/test_simulation.py": 30,
+    "simulation/test_faults.py": 20,
+    "torch/test_elastic_training.py": 140,
+    "torch/test_equal_weights.py": 18,
+    "torch/test_examples.py": 60,
+    "torch/test_replica.py": 17,
     "training/test_joining.py": 15,
     "training/test_server_restarts.py": 20,
     "trees/parameters/test_counted_once.py": 30,
@@ -83,6 +92,8 @@ _EARLY = 0.5
 """The part of a share by whose end all of its long files have begun."""
 
 ItemT = TypeVar("ItemT")
+TESTS = Path(__file__).parents[1]
+"""The folder of all tests."""
 
 
 def long_ones_first(items: list[pytest.Item], num_workers: int) -> None:
@@ -93,7 +104,7 @@ def long_ones_first(items: list[pytest.Item], num_workers: int) -> None:
     seconds = {path: found for path in files if (found := _seconds_of(path))}
     others = iter([item for item in items if item.path not in seconds])
     ordered: list[pytest.Item] = []
-    for number, paths in enumerate(_dealt(seconds, num_workers)):
+    for number, paths in enumerate(dealt(seconds, num_workers)):
         long_ones = [files[path] for path in paths]
         size = (len(items) - len(ordered)) // (num_workers - number)  # as WorkStealingScheduling shares them out
         ordered += _between(long_ones, list(islice(others, max(0, size - sum(map(len, long_ones))))))
@@ -104,8 +115,8 @@ def _seconds_of(path: Path) -> int:
     return LONG.get(str(path.relative_to(TESTS)), 0) if path.is_relative_to(TESTS) else 0
 
 
-def _dealt(seconds: Mapping[Path, int], num_workers: int) -> Sequence[Sequence[Path]]:
-    """Returns the files of each worker, the longest first: each is given to the one that has least."""
+def dealt(seconds: Mapping[Path, int], num_workers: int) -> Sequence[Sequence[Path]]:
+    """Deals files out to workers, the longest first: each to the one that has least."""
     dealt: list[list[Path]] = [[] for _ in range(num_workers)]
     for path in sorted(seconds, key=lambda path: (-seconds[path], path)):
         min(dealt, key=lambda own: sum(seconds[each] for each in own)).append(path)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.suite import sampling
-
-TESTS = Path(__file__).parents[1]
+from tests.suite import parts, sampling
+from tests.suite.order import TESTS
 
 EXHAUSTIVE: Mapping[str, str] = {
     "accumulators/durable/test_kills.py": "kills of a server amid hundreds of gradients",
@@ -71,10 +70,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="short",
         help="short: what every change needs (make test); rest: what that leaves out; all: both; long: minutes each",
     )
+    parser.addoption("--part", type=parts.part, metavar="K/N", help="only the Kth of N parts, by files")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Does not even import exhaustive tests for the short suite, unless they are asked for by name."""
+    """Does not even import tests of other parts, nor exhaustive ones for the short suite unless they are named."""
+    which = config.getoption("--part")
+    if which is not None and not parts.is_in(collection_path, which):
+        return True
     if config.getoption("--suite") != "short" or not collection_path.is_relative_to(TESTS):
         return None
     if str(collection_path.relative_to(TESTS)) not in EXHAUSTIVE:

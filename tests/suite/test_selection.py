@@ -1,10 +1,12 @@
 """The short suite leaves out what is exhaustive or depends on time; the rest is that; neither has what is long."""
 
+import argparse
 from collections.abc import Sequence
 
 import pytest
 
-from tests.suite import selection
+from tests.suite import parts, selection
+from tests.suite.order import LONG
 
 pytest_plugins = "pytester"
 
@@ -99,3 +101,24 @@ def test_samples(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, sui
     pytester.mkdir("some").joinpath("test_sampled.py").write_text(SAMPLED)
     done = pytester.runpytest("-p", "no:asyncio", "-n0", "--collect-only", "-q", "--suite", suite)
     assert {line.partition("::test_")[2] for line in done.outlines if "::" in line} == expected
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+def test_every_file_is_in_one_part(number: int) -> None:
+    files = list(selection.TESTS.rglob("test_*.py"))
+    found = [[path for path in files if parts.is_in(path, (part, number))] for part in range(1, number + 1)]
+    assert sorted(path for part in found for path in part) == sorted(files)
+    seconds = [sum(LONG.get(str(path.relative_to(selection.TESTS)), 1) for path in part) for part in found]
+    assert max(seconds) - min(seconds) <= max(LONG.values())
+
+
+def test_folders_and_what_is_beside_the_tests_are_in_every_part() -> None:
+    for path in (selection.TESTS, selection.TESTS / "suite", selection.TESTS / "conftest.py"):
+        assert parts.is_in(path, (1, 2))
+        assert parts.is_in(path, (2, 2))
+
+
+@pytest.mark.parametrize("text", ["", "3", "0/3", "4/3", "1/0", "-1/3", "1/3/3", "a/b"])
+def test_what_is_no_part_says_so(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"expected K/N .*got {text!r}"):
+        parts.part(text)
