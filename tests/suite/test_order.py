@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.suite import order
-from tests.suite.selection import TESTS
+from tests.suite.order import TESTS
 
 
 @dataclass(frozen=True)

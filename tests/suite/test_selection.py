@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.suite import parts, selection
-from tests.suite.order import LONG
+from tests.suite.order import LONG, TESTS
 
 pytest_plugins = "pytester"
 
@@ -42,7 +42,7 @@ SHORT, REST = {"test_plain"}, {"test_exhaustive", "test_timing", "test_flood", "
 
 
 def test_what_is_left_out_exists() -> None:
-    assert [path for path in selection.EXHAUSTIVE if not (selection.TESTS / path).exists()] == []
+    assert [path for path in selection.EXHAUSTIVE if not (TESTS / path).exists()] == []
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ def test_samples(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, sui
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7])
 def test_every_file_is_in_one_part(number: int) -> None:
-    files = list(selection.TESTS.rglob("test_*.py"))
+    files = list(TESTS.rglob("test_*.py"))
     found = [[path for path in files if parts.is_in(path, (part, number))] for part in range(1, number + 1)]
     assert sorted(path for part in found for path in part) == sorted(files)
-    seconds = [sum(LONG.get(str(path.relative_to(selection.TESTS)), 1) for path in part) for part in found]
+    seconds = [sum(LONG.get(str(path.relative_to(TESTS)), 1) for path in part) for part in found]
     assert max(seconds) - min(seconds) <= max(LONG.values())
 
 
 def test_folders_and_what_is_beside_the_tests_are_in_every_part() -> None:
-    for path in (selection.TESTS, selection.TESTS / "suite", selection.TESTS / "conftest.py"):
+    for path in (TESTS, TESTS / "suite", TESTS / "conftest.py"):
         assert parts.is_in(path, (1, 2))
         assert parts.is_in(path, (2, 2))
 
