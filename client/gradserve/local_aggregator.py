@@ -186,10 +186,13 @@ def _private_folder(name: str) -> Path:
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
                 raise UnavailableError(
                     f"expected {each} to be a folder that only this user can enter, for the local aggregator; "
-                    "XDG_RUNTIME_DIR can name another place for it, the same for all workers"
+                    "XDG_RUNTIME_DIR can name another place for it, the same for all workers",
+                    code="GS_LOCAL_AGGREGATOR",
                 )
     except OSError as error:
-        raise UnavailableError(f"the folder of the local aggregator, {folder}, cannot be made: {error}") from None
+        raise UnavailableError(
+            f"the folder of the local aggregator, {folder}, cannot be made: {error}", code="GS_LOCAL_AGGREGATOR"
+        ) from None
     return folder
 
 
@@ -235,7 +238,9 @@ def _wait_until(is_ready: Callable[[], bool], pid: int, log: Path) -> None:
         if not _is_running(pid) or time.monotonic() > end:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             reason = lines[-1] if lines else "it has said nothing"
-            raise UnavailableError(f"the local aggregator did not start: {reason}; its log is {log}")
+            raise UnavailableError(
+                f"the local aggregator did not start: {reason}; its log is {log}", code="GS_LOCAL_AGGREGATOR"
+            )
         time.sleep(_LOOK_SECONDS)
 
 

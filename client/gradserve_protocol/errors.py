@@ -14,6 +14,8 @@ class GradserveError(Exception):
 
     Attributes:
         message: What was wrong, in the server's words if it answered.
+        code: A short code such as "GS_NO_SUCH_NAME", which `gradserve explain` takes: that of the class, unless the
+            server or the client knows a finer one.
         field: The field of the request that was wrong, e.g. "gradient[0].dense.shape", or None. Of calls on parameters,
             the argument, and the component if it is about one: "update['w']", "max_staleness".
         request_id: The id of the apply, take or push_pull that failed, or None. Pass it to the same call to try again:
@@ -21,31 +23,43 @@ class GradserveError(Exception):
             integer, which names the call in every client; a number that the caller gave belongs to that one client.
     """
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
+    code: str = "GS_ERROR"
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
         self.request_id: int | None = None
+        if code is not None:
+            self.code = code
 
     def __str__(self) -> str:
-        """Returns the message for a terminal or a log: it may have names and ids of others in it."""
-        return visible_lines(self.message)
+        """Returns message and code for a terminal or a log: the message may have names and ids of others in it."""
+        return f"{visible_lines(self.message)} [{self.code}]"
 
 
 class InvalidArgumentError(GradserveError, ValueError):
     """The request can never succeed as it is."""
 
+    code = "GS_INVALID_ARGUMENT"
+
 
 class NotFoundError(GradserveError, KeyError):
     """The handle, accumulator, layer or parameters do not exist."""
+
+    code = "GS_NOT_FOUND"
 
 
 class AlreadyExistsError(GradserveError):
     """The name is taken by something else."""
 
+    code = "GS_ALREADY_EXISTS"
+
 
 class AbortedError(GradserveError):
     """The state the call depended on is gone: deleted, or too old to be remembered."""
+
+    code = "GS_ABORTED"
 
 
 class LostError(GradserveError):
@@ -58,6 +72,8 @@ class LostError(GradserveError):
         accumulator: The name of the accumulator or the parameters.
         num_gradients: The number of this client's gradients or updates that were accepted, and are lost.
     """
+
+    code = "GS_LOST"
 
     def __init__(
         self, message: str, *, field: str | None = None, accumulator: str = "", num_gradients: int = 0
@@ -74,6 +90,8 @@ class NotDurableError(GradserveError):
         gradients: Their number, by the name of the accumulator or the parameters.
     """
 
+    code = "GS_NOT_DURABLE"
+
     def __init__(self, message: str, *, field: str | None = None, gradients: Mapping[str, int] | None = None) -> None:
         super().__init__(message, field=field)
         self.gradients = dict(gradients or {})
@@ -89,6 +107,8 @@ class StaleGradientError(GradserveError):
         global_step: The accumulator's step, which is the local_step of the next gradient.
     """
 
+    code = "GS_STALE"
+
     def __init__(
         self, message: str, *, field: str | None = None, result: "PushPullResult | None" = None, global_step: int = 0
     ) -> None:
@@ -100,9 +120,13 @@ class StaleGradientError(GradserveError):
 class OutOfRangeError(GradserveError, IndexError):
     """The requested step is not available: no longer kept, or skipped."""
 
+    code = "GS_OUT_OF_RANGE"
+
 
 class DeadlineExceededError(GradserveError, TimeoutError):
     """The call reached its time limit."""
+
+    code = "GS_DEADLINE"
 
 
 class ResourceExhaustedError(GradserveError):
@@ -113,8 +137,12 @@ class ResourceExhaustedError(GradserveError):
             tried again by itself within the call's time limit.
     """
 
-    def __init__(self, message: str, *, field: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message, field=field)
+    code = "GS_LIMIT"
+
+    def __init__(
+        self, message: str, *, field: str | None = None, retry_after: float | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, field=field, code=code)
         self.retry_after = retry_after
 
 
@@ -127,33 +155,47 @@ class UnavailableError(GradserveError, ConnectionError):
             before.
     """
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message, field=field)
+    code = "GS_UNAVAILABLE"
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, field=field, code=code)
         self.may_pass = True
 
 
 class UnauthenticatedError(GradserveError, PermissionError):
     """The credentials are missing or wrong."""
 
+    code = "GS_UNAUTHENTICATED"
+
 
 class PermissionDeniedError(GradserveError, PermissionError):
     """These credentials do not allow the call."""
+
+    code = "GS_PERMISSION_DENIED"
 
 
 class UnimplementedError(GradserveError):
     """The server does not know the call: it is older than this client."""
 
+    code = "GS_UNIMPLEMENTED"
+
 
 class CallCancelledError(GradserveError):
     """The client was closed during the call."""
+
+    code = "GS_CANCELLED"
 
 
 class InternalError(GradserveError):
     """A fault of the server; its log has the details."""
 
+    code = "GS_INTERNAL"
+
 
 class ForkedClientError(GradserveError, RuntimeError):
     """The client was connected before this process was forked; connect again after the fork."""
+
+    code = "GS_FORKED"
 
 
 CODE_NAMES: dict[type[GradserveError], str] = {

@@ -337,6 +337,27 @@ class GradientTotals:
 
 
 @dataclass(frozen=True)
+class RequestStatus:
+    """What an accumulator or parameters know of a call.
+
+    Attributes:
+        container: Its container.
+        name: Its name.
+        kind: "accumulator" or "parameters".
+        outcome: "accepted", "stale" or "already_counted" for a gradient or an update; "dropped" if it was accepted, and
+            its round has ended without it; "done" for any other call; "waiting" for a take that waits for gradients;
+            "forgotten" if the number is older than those that are remembered of its client here.
+        step: The step that its round led to; 0 while the round is open, and without one.
+    """
+
+    container: str = ""
+    name: str = ""
+    kind: str = ""
+    outcome: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True)
 class ServerStatus:
     """A server at work.
 
@@ -359,6 +380,7 @@ class ServerStatus:
         parameters: The first parameters that were asked for.
         num_parameters: How many parameters there are that were asked for.
         update_totals: The updates and rounds of all parameters.
+        requests: Where the call with the request id that was asked for is known, at most 100 places.
     """
 
     version: str = ""
@@ -379,3 +401,4 @@ class ServerStatus:
     parameters: tuple[ParametersStatus, ...] = ()
     num_parameters: int = 0
     update_totals: GradientTotals = field(default_factory=GradientTotals)
+    requests: tuple[RequestStatus, ...] = ()

@@ -190,7 +190,7 @@ def client_certificates(tls: object) -> CertificateFiles | None:
     try:
         return CertificateFiles(tls, client_context)
     except CertificateError as error:
-        raise InvalidArgumentError(str(error), field=f"tls.{error.role}") from None
+        raise InvalidArgumentError(str(error), field=f"tls.{error.role}", code="GS_TLS_FILE") from None
 
 
 class SecureSocket:

@@ -508,7 +508,7 @@ class Server:
             await self.aggregator.close()
         self.registry.close()
         self.parameters.close()
-        self.lifetimes.clients.close(UnavailableError("the server is shutting down"))
+        self.lifetimes.clients.close(UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN"))
         await asyncio.gather(self.listener.drain(grace), self.sockets.drain(grace))
         await self.observation.close()
         for task in (*self._lasting, self._trimming):

@@ -26,12 +26,14 @@ class ServiceError(Exception):
     Attributes:
         message: What was wrong, what was given and what was expected.
         field: The field of the request that was wrong, e.g. "gradient[0].dense.shape", or None.
+        code: The code of `gradserve_protocol.troubleshooting` that says more than the error's class; None for none.
     """
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
+        self.code = code
 
 
 class InvalidArgumentError(ServiceError):
@@ -60,8 +62,10 @@ class AbortedError(ServiceError):
             succeed when it is sent again.
     """
 
-    def __init__(self, message: str, *, field: str | None = None, caller_left: bool = False) -> None:
-        super().__init__(message, field=field)
+    def __init__(
+        self, message: str, *, field: str | None = None, caller_left: bool = False, code: str | None = None
+    ) -> None:
+        super().__init__(message, field=field, code=code)
         self.caller_left = caller_left
 
 
@@ -80,8 +84,10 @@ class ResourceExhaustedError(ServiceError):
         retry_after: Seconds after which the same request may succeed; None if nothing is known of that.
     """
 
-    def __init__(self, message: str, *, field: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message, field=field)
+    def __init__(
+        self, message: str, *, field: str | None = None, retry_after: float | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, field=field, code=code)
         self.retry_after = retry_after
 
 

@@ -103,7 +103,7 @@ class InProcessListener:
         except asyncio.CancelledError:
             if not self._is_over:
                 raise
-            raise _as_client_sees(UnavailableError("the server is shutting down")) from None
+            raise _as_client_sees(UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN")) from None
         finally:
             self._under_way.discard(task)
 
@@ -144,7 +144,8 @@ class InProcessListener:
         async for data in requests:
             if len(data) > self._max_message_bytes:
                 raise ResourceExhaustedError(
-                    f"the message has {len(data)} bytes, at most {self._max_message_bytes} are allowed"
+                    f"the message has {len(data)} bytes, at most {self._max_message_bytes} are allowed",
+                    code="GS_TOO_LARGE",
                 )
             self._way.received += len(data)
             yield await method.read(data)

@@ -333,7 +333,8 @@ class _FurtherAttempts:
         if why_not:
             raise UnauthenticatedError(
                 f"{failure.message}; without a token, users are known only where they share memory with the server "
-                f"({why_not})"
+                f"({why_not})",
+                code=failure.code,
             ) from None
         raise failure from None
 
@@ -425,7 +426,7 @@ def _unavailable(failures: list[UnavailableError]) -> UnavailableError:
     if _reason(first) == _reason(last):
         return first
     message = f"{first.message} ({len(failures)} attempts; the last one failed with: {last.message})"
-    return UnavailableError(message, field=first.field)
+    return UnavailableError(message, field=first.field, code=first.code)
 
 
 def _reason(error: UnavailableError) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.duration_pb2 import Duration
 
 from gradserve.calls.exchange import DescribeTransport, Operation, Unary
+from gradserve.calls.identity import CallId
 from gradserve.conversion.plain import as_choice, as_integer, as_text
 from gradserve.results import Device, ServerInfo, TransportInfo
 from gradserve_protocol.argument import Argument
@@ -64,12 +65,14 @@ class Cluster:
                 f"{where} is in no cluster, and the client has a list of {self.size} servers: start it with "
                 f"--cluster NAME --cluster-index {target} --cluster-size {self.size}",
                 field=_FIELD,
+                code="GS_WRONG_SERVER",
             )
         if (found.index, found.size) != (target, self.size):
             raise InvalidArgumentError(
                 f"{where} is server {found.index} of {found.size} in cluster {found.cluster!r}, and {target} of "
                 f"{self.size} in the client's list: give all servers of the cluster in their order",
                 field=_FIELD,
+                code="GS_WRONG_SERVER",
             )
         for other, member in list(self._members.items()):
             if member.cluster != found.cluster:
@@ -77,6 +80,7 @@ class Cluster:
                     f"{where} is in cluster {found.cluster!r}, and {self._addresses[other]} in cluster "
                     f"{member.cluster!r}",
                     field=_FIELD,
+                    code="GS_WRONG_SERVER",
                 )
 
 
@@ -114,9 +118,15 @@ def server_info() -> Operation[ServerInfo]:
 
 
 def server_status(
-    container: str, name_contains: str, order: str, max_accumulators: int, max_rounds: int, max_workers: int
+    container: str,
+    name_contains: str,
+    order: str,
+    max_accumulators: int,
+    max_rounds: int,
+    max_workers: int,
+    call: CallId | None,
 ) -> Operation[ServerStatus]:
-    """Returns a picture of the server at work."""
+    """Returns a picture of the server at work, and what it knows of a call."""
     chosen = as_choice(order, _ORDERS, Argument("order"))
     request = _Request(
         container=as_text(container, Argument("container")),
@@ -126,6 +136,8 @@ def server_status(
         max_rounds=as_integer(max_rounds, Argument("max_rounds"), _MAXIMUM),
         max_workers=as_integer(max_workers, Argument("max_workers"), _MAXIMUM),
     )
+    if call is not None:
+        request.request_id.client_id, request.request_id.sequence = call
     reply: status_messages_pb2.GetServerStatusResponse = yield Unary("ServerService", "GetServerStatus", request)
     return read(reply, ServerStatus)
 

@@ -49,15 +49,17 @@ def look_up(service: str, resolver: "Resolver | None" = None) -> list[str]:
         answer = asked.resolve(name, "SRV", search=True, lifetime=LOOKUP_SECONDS)
     except dns.resolver.NXDOMAIN as error:
         tried = ", ".join(each.to_text(omit_final_dot=True) for each in error.qnames())
-        raise UnavailableError(f"dns+srv://{service}: there is no such name in DNS; asked for {tried}") from None
+        raise UnavailableError(
+            f"dns+srv://{service}: there is no such name in DNS; asked for {tried}", code="GS_DNS"
+        ) from None
     except dns.resolver.NoAnswer:
-        raise UnavailableError(f"dns+srv://{service}: {name} has no SRV records in DNS") from None
+        raise UnavailableError(f"dns+srv://{service}: {name} has no SRV records in DNS", code="GS_DNS") from None
     except dns.exception.Timeout:
         raise UnavailableError(
-            f"dns+srv://{service}: no name server has answered within {LOOKUP_SECONDS:g} s"
+            f"dns+srv://{service}: no name server has answered within {LOOKUP_SECONDS:g} s", code="GS_DNS"
         ) from None
     except dns.exception.DNSException as error:
-        raise UnavailableError(f"dns+srv://{service}: the lookup in DNS has failed: {error}") from None
+        raise UnavailableError(f"dns+srv://{service}: the lookup in DNS has failed: {error}", code="GS_DNS") from None
     return _in_order(service, list(answer))
 
 
@@ -91,7 +93,9 @@ def _in_order(service: str, records: "list[SRV]") -> list[str]:
     # A set, because a host may have one record for each IP address, which differ only in their weights.
     servers = {(record.target.to_text(omit_final_dot=True).lower(), record.port) for record in records}
     if any(host in ("", ".") for host, _ in servers):
-        raise UnavailableError(f"dns+srv://{service}: its SRV record says that no server has the service")
+        raise UnavailableError(
+            f"dns+srv://{service}: its SRV record says that no server has the service", code="GS_DNS"
+        )
     return [f"{host}:{port}" for host, port in sorted(servers, key=lambda server: (_natural(server[0]), *server))]
 
 

@@ -63,7 +63,7 @@ def servers_on_ray(cluster: str, timeout: float) -> list[str]:
     except GetTimeoutError:
         raise DeadlineExceededError(f"the directory of cluster {name!r} on Ray did not answer in time") from None
     except RayError as error:
-        raise UnavailableError(f"Ray does not tell where cluster {name!r} is: {error}") from None
+        raise UnavailableError(f"Ray does not tell where cluster {name!r} is: {error}", code="GS_RAY") from None
 
 
 @contextmanager
@@ -99,7 +99,8 @@ def connected_to_ray(address: str | None = None) -> Iterator[None]:
             except (ConnectionError, RayError, RuntimeError, ValueError) as error:
                 raise UnavailableError(
                     f"cannot connect to Ray: {error}; RAY_ADDRESS=HOST:PORT says where its head is, "
-                    "RAY_AUTH_MODE=token that it has a token"
+                    "RAY_AUTH_MODE=token that it has a token",
+                    code="GS_RAY",
                 ) from None
             finally:
                 if threading.current_thread() is threading.main_thread():
@@ -127,6 +128,7 @@ def _look_up(cluster: str, timeout: float, end: float) -> list[str]:
         raise NotFoundError(
             f"no cluster {cluster!r} on this Ray: `gradserve cluster up --name {cluster} --servers N` starts one",
             field="address",
+            code="GS_NO_CLUSTER",
         ) from None
     pause = threading.Event()
     while True:
@@ -139,6 +141,7 @@ def _look_up(cluster: str, timeout: float, end: float) -> list[str]:
         if remaining <= 0:
             raise DeadlineExceededError(
                 f"after {timeout:g} s, these of the {len(addresses)} servers of cluster {cluster!r} are not up yet: "
-                f"{', '.join(missing)}; `gradserve cluster status {cluster}` shows what they are doing"
+                f"{', '.join(missing)}; `gradserve cluster status {cluster}` shows what they are doing",
+                code="GS_SERVERS_NOT_UP",
             )
         pause.wait(_LOOK_SECONDS)

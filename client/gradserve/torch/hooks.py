@@ -138,11 +138,14 @@ class CommHook:
         names = [self._names.get(parameter, "") for parameter in bucket.parameters()]
         self._check(bucket.buffer(), names)
         if self._pass is not None and any(map(self._pass.has, names)):
-            self._failure = AbortedError("a backward pass ended before all gradients were computed")
+            self._failure = AbortedError(
+                "a backward pass ended before all gradients were computed", code="GS_HOOK_BROKEN"
+            )
         if self._failure is not None:
             raise AbortedError(
                 "the hook cannot go on after an error, as some gradients were averaged and others were not. Give "
-                f"the model the weights of another worker, and make another hook. The error was: {self._failure}"
+                f"the model the weights of another worker, and make another hook. The error was: {self._failure}",
+                code="GS_HOOK_BROKEN",
             ) from self._failure
         if self._pass is None:
             self._pass = BackwardPass(self._averages, self._threads)

@@ -106,10 +106,11 @@ class Membership:
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
                 f"worker {self.member.worker_id!r} is incompatible with the other workers of run {self.name!r}: "
-                f"{error}. All workers of a run need the same model, with the same names, shapes, dtypes and frozen "
+                f"{error.message}. All workers of a run need the same model, with the same names, shapes, dtypes and frozen "
                 "parameters, and the same num_required, keep_averages and refuse_non_finite; give another run "
                 "another name",
                 field="name",
+                code="GS_WORKERS_DIFFER",
             ) from None
 
     def _check_step(self, accumulator: GradientAccumulator) -> None:
@@ -123,7 +124,7 @@ class Membership:
             "give it another name"
         )
         if self._must_be_new:
-            raise AlreadyExistsError(said, field="if_exists")
+            raise AlreadyExistsError(said, field="if_exists", code="GS_RUN_EXISTS")
         _log.warning("%s. Its gradients are dropped, and it gets the averages of the run, until it has caught up", said)
 
 

@@ -118,7 +118,8 @@ def agree_on_settings(
             more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
             raise AlreadyExistsError(
                 f"worker {worker_id!r} has other settings than the worker that began this training run: {shown}{more}. "
-                "All workers need the same ones, as their weights would differ otherwise; give another run another name"
+                "All workers need the same ones, as their weights would differ otherwise; give another run another name",
+                code="GS_WORKERS_DIFFER",
             )
 
 
@@ -189,6 +190,7 @@ def _as_all(average: Average, carried: Carried, own: State) -> State:
                 f"the first worker of the training run began with {_described(first, name)}, and this worker has "
                 f"{_described(carried, name)}; all workers must begin with the same tensors",
                 field="state",
+                code="GS_WORKERS_DIFFER",
             )
     of_all = {name: each for name, each in first.state.metadata.items() if name == DATA}
     return State(first.state.tensors, {name: each for name, each in own.metadata.items() if name != DATA} | of_all)

@@ -512,6 +512,7 @@ def begin_diloco(
             f"the run {name!r} has {steps} versions already; take another name, delete its parameters, or join it with "
             "if_exists='join'",
             field="name",
+            code="GS_RUN_EXISTS",
         )
     has = found[0].parameters.info()
     if has.optimizer != outer_optimizer:

@@ -197,7 +197,8 @@ class Joining:
         raise DeadlineExceededError(
             f"{_MOST_ANSWERS} states of other workers arrived too late, the last one of step {self.newest_step()}: "
             "more rounds had ended by then than the server keeps averages of. Start all workers with a larger "
-            "keep_averages"
+            "keep_averages",
+            code="GS_CHECKPOINT_TOO_OLD",
         )
 
     def _ask(self) -> int:

@@ -173,6 +173,8 @@ class Run:
         except DeadlineExceededError as error:
             is_too_far_behind = step is not None and reached - step > self._num_kept
             error.add_note(self._too_far_behind(reached, step) if is_too_far_behind else self._nobody_answers(reached))
+            if is_too_far_behind:
+                error.code = "GS_CHECKPOINT_TOO_OLD"
             raise
 
     def _receive(self, timeout: float | None) -> Received:

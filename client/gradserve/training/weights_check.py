@@ -104,7 +104,8 @@ class WeightsCheck:
                 f"at step {step} of training run {self._run!r}, worker {self._worker_id!r} has other parameters than "
                 f"most of its {average.num_gradients} workers; {_since(own)}. Something but averages has changed them, "
                 "or this worker has another optimizer, another schedule or other hardware. Start it again, so that it "
-                "takes the state of another one"
+                "takes the state of another one",
+                code="GS_WEIGHTS_DIFFER",
             )
         if different.keys() != self._different:
             self._log(step, list(different.values()))

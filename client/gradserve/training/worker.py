@@ -281,6 +281,7 @@ class Worker:
                 'state of its workers, pass if_exists="join"; to start over, if_exists="new" or another name; to go on '
                 "from a checkpoint, its step as start_step",
                 field="if_exists",
+                code="GS_RUN_EXISTS",
             )
         else:
             # If a restart loses the run now, the training workers create it again, and still have the state to send.
@@ -428,7 +429,8 @@ class Worker:
             raise AbortedError(
                 f"training run {self._name!r} went on to step {reached}, but this worker is at step {self.step} "
                 "already: the accumulator was set back. Start all workers of the run again, from a checkpoint with "
-                "start_step=..."
+                "start_step=...",
+                code="GS_RUN_SET_BACK",
             )
         try:
             missed = self._member.averages_between(self.accumulator, self.step, result, reached)
@@ -461,6 +463,7 @@ class Worker:
                 f"the other workers of training run {self._name!r} have {have}, and this one {others}: all of a run "
                 "need the same; give another run another name",
                 field="data",
+                code="GS_WORKERS_DIFFER",
             )
         if self._data is not None:
             self._data.load_state_dict(counted)

@@ -227,10 +227,11 @@ class Channel:
             self._files.look_again()
         if is_closed and error.code() is grpc.StatusCode.CANCELLED:
             return closed()
-        message = explain(error.code(), error.details(), self.route, is_encrypted=self._files is not None)
+        message, code = explain(error.code(), error.details(), self.route, is_encrypted=self._files is not None)
         failure = error_from_status(error.code(), message, error.trailing_metadata())
         if isinstance(failure, UnavailableError):
             failure.may_pass = may_pass(error.details())
+            failure.code = code or failure.code
         return failure
 
     def _open(self, certificates: Certificates | None) -> OpenChannel:

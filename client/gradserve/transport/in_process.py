@@ -105,7 +105,9 @@ class _Channel:
             raise CallCancelledError("the client is closed")
         process, endpoint = _endpoints.get(self._address, (0, None))
         if endpoint is None or process != os.getpid():
-            error = UnavailableError(f"no connection: there is no server {self._address} in this process")
+            error = UnavailableError(
+                f"no connection: there is no server {self._address} in this process", code="GS_NO_CONNECTION"
+            )
             error.may_pass = False
             raise error
         call = _Call(endpoint, endpoint.answer(path, _pulled(pull), *about), read)

@@ -16,6 +16,7 @@ from gradserve_protocol.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from gradserve_protocol.troubleshooting import DOMAIN, is_code
 
 ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
     **{grpc.StatusCode[name]: error for error, name in CODE_NAMES.items()},
@@ -28,6 +29,7 @@ ERRORS: dict[grpc.StatusCode, type[GradserveError]] = {
 _NO_CONNECTION = ("failed to connect", "errors resolving", "DNS resolution failed")
 """The beginnings of gRPC's own messages when no server answered."""
 
+_NOT_RESOLVED = re.compile("errors resolving|DNS resolution failed")
 
 _NOBODY_LISTENS = ("Connection refused", "No such file or directory")
 """The system's errors for an address at which a server may still be starting: a port, and a Unix socket."""
@@ -36,15 +38,22 @@ _CUT_OFF = ("Socket closed", "Connection reset", "Broken pipe", "EOF")
 """Words of gRPC's messages when the server ends a connection before it has answered anything."""
 
 
-def explain(code: grpc.StatusCode, message: str | None, route: Route, *, is_encrypted: bool) -> str | None:
-    """Returns the message of a failed call; without a connection it says what to check."""
+def explain(
+    code: grpc.StatusCode, message: str | None, route: Route, *, is_encrypted: bool
+) -> tuple[str | None, str | None]:
+    """Returns the message of a failed call, and the error's code if gRPC's own words tell it.
+
+    Without a connection, the message says what to check.
+    """
     if code is not grpc.StatusCode.UNAVAILABLE or not message:
-        return message
+        return message, None
+    found = None
     if message.startswith(_NO_CONNECTION):
         advice = _about_tls(message, route) if is_encrypted else _about_no_tls(message, route)
+        found = "GS_TLS" if advice else "GS_DNS" if _NOT_RESOLVED.search(message) else "GS_NO_CONNECTION"
         advice = advice or f"is gradserve serve running at {route.address}?"
         message = f"no connection: {advice} ({message})"
-    return f"{message}; the connection goes through the proxy of {route.proxy}" if route.proxy else message
+    return (f"{message}; the connection goes through the proxy of {route.proxy}" if route.proxy else message), found
 
 
 def may_pass(message: str | None) -> bool:
@@ -101,14 +110,17 @@ def error_from_reply(code: grpc.StatusCode, status: status_pb2.Status) -> Gradse
 
 
 def _error(code: grpc.StatusCode, message: str | None, details: bytes) -> GradserveError:
-    field, retry_after = _violated_field(details), _retry_after(details)
+    field, retry_after, fine_code = _violated_field(details), _retry_after(details), _fine_code(details)
     if code is grpc.StatusCode.CANCELLED:
+        fine_code = fine_code or "GS_CONNECTION_LOST"
         message = f"the server stopped, or something on the way to it ended the call: {message or code.name}"
     if code is grpc.StatusCode.UNIMPLEMENTED:
         message = f"{message or code.name}; this client is gradserve {_version()}"
     error = ERRORS.get(code, InternalError)(message or code.name, field=field)
     if isinstance(error, ResourceExhaustedError):
         error.retry_after = retry_after
+    if fine_code is not None:
+        error.code = fine_code
     return error
 
 
@@ -124,6 +136,18 @@ def _violated_field(details: bytes) -> str | None:
         for detail in status_pb2.Status.FromString(details).details:
             if detail.Unpack(violation) and violation.field_violations:
                 return str(violation.field_violations[0].field)
+    except DecodeError:
+        return None
+    return None
+
+
+def _fine_code(details: bytes) -> str | None:
+    """Returns the code that the server has sent, which a later version may have introduced."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        for detail in status_pb2.Status.FromString(details).details:
+            if detail.Unpack(info) and info.domain == DOMAIN and is_code(info.reason):
+                return str(info.reason)
     except DecodeError:
         return None
     return None

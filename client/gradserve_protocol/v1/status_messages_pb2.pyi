@@ -1,3 +1,4 @@
+from gradserve_protocol.v1 import accumulator_pb2 as _accumulator_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -8,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetServerStatusRequest(_message.Message):
-    __slots__ = ("container", "name_contains", "order", "max_accumulators", "max_rounds", "max_workers")
+    __slots__ = ("container", "name_contains", "order", "max_accumulators", "max_rounds", "max_workers", "request_id")
     class Order(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ORDER_UNSPECIFIED: _ClassVar[GetServerStatusRequest.Order]
@@ -27,16 +28,18 @@ class GetServerStatusRequest(_message.Message):
     MAX_ACCUMULATORS_FIELD_NUMBER: _ClassVar[int]
     MAX_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     container: str
     name_contains: str
     order: GetServerStatusRequest.Order
     max_accumulators: int
     max_rounds: int
     max_workers: int
-    def __init__(self, container: _Optional[str] = ..., name_contains: _Optional[str] = ..., order: _Optional[_Union[GetServerStatusRequest.Order, str]] = ..., max_accumulators: _Optional[int] = ..., max_rounds: _Optional[int] = ..., max_workers: _Optional[int] = ...) -> None: ...
+    request_id: _accumulator_pb2.RequestId
+    def __init__(self, container: _Optional[str] = ..., name_contains: _Optional[str] = ..., order: _Optional[_Union[GetServerStatusRequest.Order, str]] = ..., max_accumulators: _Optional[int] = ..., max_rounds: _Optional[int] = ..., max_workers: _Optional[int] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ...) -> None: ...
 
 class GetServerStatusResponse(_message.Message):
-    __slots__ = ("version", "incarnation", "uptime", "device", "ops_prepared", "num_accumulators", "accumulators", "workers", "traffic", "memory", "layers", "methods", "errors", "totals", "num_layers", "parameters", "num_parameters", "update_totals")
+    __slots__ = ("version", "incarnation", "uptime", "device", "ops_prepared", "num_accumulators", "accumulators", "workers", "traffic", "memory", "layers", "methods", "errors", "totals", "num_layers", "parameters", "num_parameters", "update_totals", "requests")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +58,7 @@ class GetServerStatusResponse(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     UPDATE_TOTALS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     incarnation: str
     uptime: float
@@ -73,7 +77,22 @@ class GetServerStatusResponse(_message.Message):
     parameters: _containers.RepeatedCompositeFieldContainer[ParametersStatus]
     num_parameters: int
     update_totals: GradientTotals
-    def __init__(self, version: _Optional[str] = ..., incarnation: _Optional[str] = ..., uptime: _Optional[float] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., num_accumulators: _Optional[int] = ..., accumulators: _Optional[_Iterable[_Union[AccumulatorStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[TrafficStatus, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryStatus, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[ErrorStatus, _Mapping]]] = ..., totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., num_layers: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParametersStatus, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., update_totals: _Optional[_Union[GradientTotals, _Mapping]] = ...) -> None: ...
+    requests: _containers.RepeatedCompositeFieldContainer[RequestStatus]
+    def __init__(self, version: _Optional[str] = ..., incarnation: _Optional[str] = ..., uptime: _Optional[float] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., num_accumulators: _Optional[int] = ..., accumulators: _Optional[_Iterable[_Union[AccumulatorStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[TrafficStatus, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryStatus, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[ErrorStatus, _Mapping]]] = ..., totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., num_layers: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParametersStatus, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., update_totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ...) -> None: ...
+
+class RequestStatus(_message.Message):
+    __slots__ = ("container", "name", "kind", "outcome", "step")
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    container: str
+    name: str
+    kind: str
+    outcome: str
+    step: int
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., kind: _Optional[str] = ..., outcome: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class AccumulatorStatus(_message.Message):
     __slots__ = ("container", "name", "global_step", "num_rounds", "rounds_per_second", "num_accumulated", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "different")

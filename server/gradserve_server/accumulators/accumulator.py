@@ -116,6 +116,11 @@ class Accumulator:
             different_workers=rounds.comparison.different,
         )
 
+    def outcome_of(self, call: RequestId) -> tuple[str, int]:
+        """Returns what is known of a call, as `RequestStatus` says: the outcome, "" if nothing is, and the step."""
+        outcome, step = self._ledger.outcome_of(call)
+        return (outcome, step) if outcome or self._under_way.find(call) is None else ("waiting", 0)
+
     async def apply(
         self, call: RequestId | None, contribution: Contribution, open_gradient: OpenGradient
     ) -> tuple[Applied, bool]:

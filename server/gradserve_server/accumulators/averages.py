@@ -181,6 +181,7 @@ class AverageHistory:
             f"no {self._wording.result} of step {step} is kept; expected one of the kept steps ({kept}) or a later "
             "step",
             field="step",
+            code="GS_STEP_NOT_KEPT",
         )
 
 
@@ -423,6 +424,7 @@ class KeptAverages:
             raise AbortedError(
                 f"the round of this request_id ended with step {ended.step}, whose average is no longer kept",
                 field="request_id",
+                code="GS_REQUEST_FORGOTTEN",
             )
         return average
 

@@ -148,6 +148,7 @@ class AccumulatorFactory:
             of_identity=lambda limits: limits.max_waiters,
             of_container=lambda limits: limits.max_waiters,
             retry_after=_RETRY_SECONDS,
+            code="GS_WAITING_CALLS",
         )
 
     def reserve(self, key: ResourceKey, spec: AccumulatorSpec, place: Place) -> OwnReservations:

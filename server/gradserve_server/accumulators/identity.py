@@ -145,11 +145,20 @@ class CallMemory(Generic[RecordT]):
                     f"request_id {call.client_id}:{call.sequence} is older than the {self._window} latest that "
                     f"are remembered; the call was not carried out",
                     field="request_id.sequence",
+                    code="GS_REQUEST_FORGOTTEN",
                 )
             return None
         call.check_content(found.fingerprint)
         self._heard_of(call.client_id)
         return found.record
+
+    def knows(self, call: RequestId) -> tuple[RecordT | None, bool]:
+        """Returns the record of a call, and whether it may have been forgotten. Changes nothing, whoever asks."""
+        window = self._clients.get(call.client_id)
+        if window is None:
+            return None, False
+        found = window.calls.get(call.sequence)
+        return (None, call.sequence <= window.floor) if found is None else (found.record, False)
 
     def is_heard_of(self, client_id: str, seconds: float) -> bool:
         """Returns True if a client has a call under way, or had one within the last seconds."""
@@ -215,7 +224,9 @@ class CallMemory(Generic[RecordT]):
             self._reservation.check(_RECORD_BYTES + (_CLIENT_BYTES if known is None else 0))
         if call.client_id not in self._clients and len(self._clients) >= self._max_clients:
             raise ResourceExhaustedError(
-                f"too many clients use request ids here: {self._max_clients} allowed", field="request_id.client_id"
+                f"too many clients use request ids here: {self._max_clients} allowed",
+                field="request_id.client_id",
+                code="GS_TOO_MANY",
             )
         window = known or self._heard_of(call.client_id)
         window.num_running += 1

@@ -320,11 +320,15 @@ def _values(
         if name not in by_name:
             known = listed(sorted(by_name))
             raise InvalidArgumentError(
-                f"expected components {known}, got {quoted(name)}", field=f"{path}[{index}].name"
+                f"expected components {known}, got {quoted(name)}",
+                field=f"{path}[{index}].name",
+                code="GS_SHAPE_MISMATCH",
             )
         if name in values or name in packed:
             raise InvalidArgumentError(
-                f"expected every component once, got {name!r} twice", field=f"{path}[{index}].name"
+                f"expected every component once, got {name!r} twice",
+                field=f"{path}[{index}].name",
+                code="GS_SHAPE_MISMATCH",
             )
         value = _value(by_name[name], given, f"{path}[{index}]")
         if isinstance(value, Packed):

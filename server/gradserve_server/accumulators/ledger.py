@@ -113,6 +113,18 @@ class Ledger:
         """The calls that the average of the current round answers."""
         return frozenset(call for calls in self._awaiting.values() for call in calls)
 
+    def outcome_of(self, call: RequestId) -> tuple[str, int]:
+        """Returns what is known of a call, as `RequestStatus` says: the outcome, "" if nothing is, and the step."""
+        answer, is_forgotten = self.calls.knows(call)
+        if answer is None:
+            return "forgotten" if is_forgotten else "", 0
+        step = 0 if answer.round is None else answer.round.step or 0
+        if isinstance(answer, Taken):
+            return "done", step
+        if answer.outcome is Outcome.ACCEPTED and not answer.still_counts():
+            return "dropped", 0
+        return answer.outcome.name.lower(), step
+
     def overdue(self, call: RequestId | None) -> list[Event]:
         """Returns the events by which the arrival of a call shows that others can be forgotten; usually none.
 

@@ -96,7 +96,9 @@ class AccumulatorRegistry:
             differences = found.spec.differences(spec)
             if differences:
                 raise AlreadyExistsError(
-                    f"accumulator {str(key)!r} exists with another spec: {'; '.join(differences)}", field="spec"
+                    f"accumulator {str(key)!r} exists with another spec: {'; '.join(differences)}",
+                    field="spec",
+                    code="GS_OTHER_SPEC",
                 )
             self._accumulators.check_lifetime(key, lifetime)
             self._accumulators.renew(key)
@@ -239,7 +241,7 @@ class AccumulatorRegistry:
         if self._journals is not None:
             self._journals.end(key)
         why = "" if reason is None else f": {reason}"
-        accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted{why}"))
+        accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted{why}", code="GS_DELETED"))
         return True
 
     def page(
@@ -284,7 +286,9 @@ class AccumulatorRegistry:
     def close(self) -> None:
         """Fails all waiting calls because the server is shutting down."""
         for key, accumulator in self._accumulators:
-            accumulator.close(UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends"))
+            accumulator.close(
+                UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends", code="GS_SHUTTING_DOWN")
+            )
 
 
 def _durable(spec: AccumulatorSpec) -> AccumulatorSpec:

@@ -288,6 +288,7 @@ class RoundGate:
             raise ResourceExhaustedError(
                 "this server holds new rounds, as its cluster is about to change its size: send the gradient again",
                 retry_after=_RETRY_SECONDS,
+                code="GS_ROUNDS_HELD",
             )
 
 

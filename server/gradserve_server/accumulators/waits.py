@@ -137,7 +137,8 @@ class Diagnosis:
         """Returns the error for a call that did not get the gradients that it required within `timeout` seconds."""
         return DeadlineExceededError(
             f"{self._wording.kind} {self._name!r} did not get the {num_required} {self._wording.item}s required within "
-            f"{timeout:g} s: {self.text()}"
+            f"{timeout:g} s: {self.text()}",
+            code="GS_ROUND_INCOMPLETE",
         )
 
     def no_average(self, step: int | None, timeout: float | None) -> DeadlineExceededError:
@@ -145,7 +146,8 @@ class Diagnosis:
         kind, result = self._wording.kind, self._wording.result
         wanted = f"any {result}" if step is None else f"the {result} of step {step}"
         return DeadlineExceededError(
-            f"{wanted} of {kind} {self._name!r} did not arrive within {timeout:g} s: {self.text()}"
+            f"{wanted} of {kind} {self._name!r} did not arrive within {timeout:g} s: {self.text()}",
+            code="GS_ROUND_INCOMPLETE",
         )
 
     def text(self) -> str:

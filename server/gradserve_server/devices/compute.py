@@ -159,7 +159,7 @@ class ThreadCompute:
     def close(self) -> None:
         """Ends work that can be cancelled, waits for running work, and ends the threads."""
         for cancellation in self._cancellable:
-            cancellation.cancel(UnavailableError("the server is shutting down"))
+            cancellation.cancel(UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN"))
         self._threads.shutdown()
 
 

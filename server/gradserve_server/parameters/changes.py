@@ -212,7 +212,9 @@ class Changer:
             return
         if not self._records.knows(step):
             raise OutOfRangeError(
-                f"expected the step of a version of which a record is kept, got {step}: it is too old", field="step"
+                f"expected the step of a version of which a record is kept, got {step}: it is too old",
+                field="step",
+                code="GS_STEP_NOT_KEPT",
             )
 
     async def _load(self, call: RequestId | None, changes: Changes, loaded: Loaded) -> None:
@@ -259,7 +261,10 @@ class Changer:
             self._versions.add(version, ())
             self._versions.history.step_set(step)
         self._queue.fail_pulls(
-            AbortedError(f"other values were loaded into parameters {self._name!r}: read the newest version")
+            AbortedError(
+                f"other values were loaded into parameters {self._name!r}: read the newest version",
+                code="GS_VALUES_LOADED",
+            )
         )
 
     def _placed(self, loaded: Loaded, arrays: Sequence[Array] | None) -> dict[str, Array]:
@@ -291,7 +296,9 @@ class Changer:
         try:
             return await self._place.attempt(self._spec.work * times, self._changes.sum.owner, function, *args)
         except MemoryError as error:
-            raise ResourceExhaustedError("the server has no memory left for these values") from error
+            raise ResourceExhaustedError(
+                "the server has no memory left for these values", code="GS_NO_MEMORY"
+            ) from error
 
     async def begin_again(
         self,

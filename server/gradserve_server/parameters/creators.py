@@ -72,6 +72,7 @@ class Creators:
             raise DeadlineExceededError(
                 f"another client was about to create parameters {str(key)!r}, and has not done so within {timeout:g} s",
                 field="parameters.name",
+                code="GS_NO_CREATOR",
             ) from None
 
     def end(self, key: ResourceKey, creator: str | None = None) -> None:

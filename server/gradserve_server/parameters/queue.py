@@ -95,6 +95,7 @@ class UpdateQueue(TakeQueue):
             f"{named(verdict.came) or 'without names'}; missing: {named(verdict.missing) or 'unknown'}{gone}. The "
             "updates stay in the round",
             field=OVERDUE_FIELD,
+            code="GS_ROUND_INCOMPLETE",
         )
 
 

@@ -140,14 +140,18 @@ class ParametersRegistry:
             differences = found.spec.differences(spec)
             if differences:
                 raise AlreadyExistsError(
-                    f"parameters {str(key)!r} exist with other properties: {'; '.join(differences)}", field="spec"
+                    f"parameters {str(key)!r} exist with other properties: {'; '.join(differences)}",
+                    field="spec",
+                    code="GS_OTHER_SPEC",
                 )
             self._parameters.check_lifetime(key, lifetime)
             self._parameters.renew(key)
             return found, False
         if initial is None:
             raise NotFoundError(
-                f"there are no parameters {str(key)!r}: create them with values", field="parameters.name"
+                f"there are no parameters {str(key)!r}: create them with values",
+                field="parameters.name",
+                code="GS_NO_PARAMETERS",
             )
         if spec.num_shards and not spec.follows and home_incarnation != self._handed_out.pop(key, None):
             raise AbortedError(
@@ -307,7 +311,9 @@ class ParametersRegistry:
 
     def _check_begun(self, key: ResourceKey) -> None:
         if key in self._beginning:
-            raise NotFoundError(f"parameters {str(key)!r} are being created", field="parameters.name")
+            raise NotFoundError(
+                f"parameters {str(key)!r} are being created", field="parameters.name", code="GS_NO_PARAMETERS"
+            )
 
     def lifetime(self, key: ResourceKey) -> Lifetime:
         """Returns the lifetime of existing parameters."""
@@ -367,9 +373,11 @@ class ParametersRegistry:
 
     def close(self) -> None:
         """Fails all waiting calls because the server is shutting down."""
-        self.creators.close(UnavailableError("the server is shutting down"))
+        self.creators.close(UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN"))
         for key, parameters in self._parameters:
-            parameters.close(UnavailableError(f"the server is shutting down; parameters {str(key)!r} end"))
+            parameters.close(
+                UnavailableError(f"the server is shutting down; parameters {str(key)!r} end", code="GS_SHUTTING_DOWN")
+            )
 
     def _end(self, key: ResourceKey, incarnation: str, reason: str | None = None) -> bool:
         parameters = self._parameters.remove(key, incarnation, reason)
@@ -379,7 +387,7 @@ class ParametersRegistry:
         if self._journals is not None:
             self._journals.end(key)
         why = "" if reason is None else f": {reason}"
-        parameters.close(AbortedError(f"parameters {str(key)!r} were deleted{why}"))
+        parameters.close(AbortedError(f"parameters {str(key)!r} were deleted{why}", code="GS_DELETED"))
         return True
 
     def _new_ledger(self, spec: ParametersSpec, own: OwnReservations) -> UpdateLedger:

@@ -55,6 +55,7 @@ class Budget:
         of_identity: Callable[[OwnLimits], int | None] | None = None,
         of_container: Callable[[ContainerLimits], int | None] | None = None,
         retry_after: float | None = None,
+        code: str = "GS_TOO_MANY",
     ) -> None:
         """Makes a budget that is not in use.
 
@@ -66,6 +67,7 @@ class Budget:
             of_identity: Picks the limit from an identity's own limits; None if they have none.
             of_container: Picks the limit from a container's limits; None if they have none.
             retry_after: Seconds after which a refused owner may try again; None if waiting does not help.
+            code: The code of the error when nothing is left for anybody.
         """
         self.limit = limit
         self.used = 0
@@ -77,6 +79,7 @@ class Budget:
         self.spare: list[Callable[[int], None]] = []
         self.rules = rules
         self.retry_after = retry_after
+        self._code = code
         self._cost = cost
         self._of_identity = of_identity
         self._of_container = of_container
@@ -145,7 +148,8 @@ class Budget:
                 give_back(self.used + amount - self.limit)
         if self.used + amount > self.limit:
             raise ResourceExhaustedError(
-                f"too many {self.unit}: {amount} asked for, {self.used} in use, {self.limit} allowed"
+                f"too many {self.unit}: {amount} asked for, {self.used} in use, {self.limit} allowed",
+                code=self._code,
             )
         if self._cost is not None:
             budget, each = self._cost
@@ -220,14 +224,16 @@ class Share:
         where = f"in the container {quoted(self._name)}" if self._is_container else f"of {self._name!r}"
         asked = f"too many {budget.unit} {where}: {amount} asked for, {held} in use"
         if is_above_own:
-            raise ResourceExhaustedError(f"{asked}, {own} allowed", retry_after=budget.retry_after)
+            raise ResourceExhaustedError(f"{asked}, {own} allowed", retry_after=budget.retry_after, code=_QUOTA)
         raise ResourceExhaustedError(
             f"{asked}; {budget.used} of {budget.limit} are in use altogether, and the last {reserved} are reserved "
             "for identities that use no more than that",
             retry_after=budget.retry_after,
+            code=_QUOTA,
         )
 
 
+_QUOTA = "GS_QUOTA"
 _IN_COST = attrgetter("in_cost")
 
 

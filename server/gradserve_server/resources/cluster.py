@@ -55,6 +55,7 @@ class Member:
                 f"{field} {str(key)!r} {belongs} to server {home} of cluster {self.cluster!r}, and this is server "
                 f"{self.index} of {self.size}: connect to all of them, in their order",
                 field=f"{field}.name",
+                code="GS_WRONG_SERVER",
             )
 
 
@@ -77,6 +78,7 @@ def check_place(member: Member | None, key: ResourceKey, num_shards: int, field:
             raise MisplacedError(
                 f"{field} {str(key)!r} {_be(field)} sharded over {num_shards} servers, and this server is {what}",
                 field="spec.num_shards",
+                code="GS_WRONG_SERVER",
             )
     elif member is not None:
         member.check_home(key, field)

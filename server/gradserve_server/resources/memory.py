@@ -180,6 +180,7 @@ class Budgets:
                 "bytes of the device's memory (--max-device-bytes)",
                 rules,
                 of_identity=lambda own: own.max_device_bytes,
+                code="GS_DEVICE_MEMORY",
             )
         self.memory = Budget(
             limits.max_bytes,
@@ -187,8 +188,9 @@ class Budgets:
             rules,
             of_identity=lambda own: own.max_bytes,
             of_container=lambda own: own.max_bytes,
+            code="GS_MEMORY",
         )
-        self.bookkeeping = Budget(limits.bookkeeping_bytes, "bytes of bookkeeping", rules)
+        self.bookkeeping = Budget(limits.bookkeeping_bytes, "bytes of bookkeeping", rules, code="GS_MEMORY")
         self.handles = Budget(
             limits.max_handles,
             "tensor handles",

@@ -107,7 +107,9 @@ class Directory(Generic[ResourceT]):
             return None
         if not _is_reached(entry, key.user):
             raise AlreadyExistsError(
-                f"{self._kind} {str(key)!r} exists, private to somebody else", field=f"{self._kind}.name"
+                f"{self._kind} {str(key)!r} exists, private to somebody else",
+                field=f"{self._kind}.name",
+                code="GS_PRIVATE_NAME",
             )
         return entry.resource
 
@@ -132,12 +134,15 @@ class Directory(Generic[ResourceT]):
             reason = self._tombstones.reason(key)
             lost = self._why_lost(incarnation)
             why = f" any more: {reason}" if reason is not None else lost and f" any more: it was deleted{lost}"
-            raise NotFoundError(f"no {self._kind} {str(key)!r}{why}", field=f"{self._kind}.name")
+            raise NotFoundError(
+                f"no {self._kind} {str(key)!r}{why}", field=f"{self._kind}.name", code="GS_NO_SUCH_NAME"
+            )
         found = entry.resource
         if incarnation not in ("", found.incarnation):
             raise NotFoundError(
                 f"{self._kind} {str(key)!r} was deleted{self._why_lost(incarnation)}; another one has this name now",
                 field=f"{self._kind}.incarnation",
+                code="GS_REPLACED",
             )
         return found
 
@@ -172,7 +177,9 @@ class Directory(Generic[ResourceT]):
         differences = self.lifetime(key).differences(lifetime)
         if differences:
             raise AlreadyExistsError(
-                f"{self._kind} {str(key)!r} exists with another lifetime: {'; '.join(differences)}", field="lifetime"
+                f"{self._kind} {str(key)!r} exists with another lifetime: {'; '.join(differences)}",
+                field="lifetime",
+                code="GS_OTHER_LIFETIME",
             )
 
     def add(

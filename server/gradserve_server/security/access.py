@@ -162,7 +162,9 @@ def _denied(
 ) -> PermissionDeniedError:
     where = "any container" if container is None else f"the container {quoted(container)}"
     has = "no role" if role is None else f"the role {role}"
-    return PermissionDeniedError(f"{method} needs the role {wanted} in {where}; {identity.name!r} has {has} there")
+    return PermissionDeniedError(
+        f"{method} needs the role {wanted} in {where}; {identity.name!r} has {has} there", code="GS_ROLE"
+    )
 
 
 def no_rule(method: str) -> PermissionDeniedError:
@@ -210,7 +212,9 @@ class UserKeys:
             uid, end = _CONTENTS.unpack(contents)
             if self._clock() < end:
                 return uid
-        raise UnauthenticatedError("the key of this user has expired, or is of another run of the server")
+        raise UnauthenticatedError(
+            "the key of this user has expired, or is of another run of the server", code="GS_UNKNOWN_CREDENTIALS"
+        )
 
     def _code(self, contents: bytes) -> bytes:
         return hmac.digest(self._secret, contents, "sha256")

@@ -97,12 +97,18 @@ class Policy:
         if credentials.uid is not None:
             found = self.by_uid.get(credentials.uid)
             if found is None:
-                raise UnauthenticatedError(f"the server does not know the user {credentials.uid} of this connection")
+                raise UnauthenticatedError(
+                    f"the server does not know the user {credentials.uid} of this connection",
+                    code="GS_UNKNOWN_CREDENTIALS",
+                )
             return found
         if shown is not None:
-            raise UnauthenticatedError("the server does not know this client certificate, and there is no token")
+            raise UnauthenticatedError(
+                "the server does not know this client certificate, and there is no token", code="GS_UNKNOWN_CREDENTIALS"
+            )
         raise UnauthenticatedError(
-            "this server needs credentials: connect with token=, or set the environment variable GRADSERVE_TOKEN"
+            "this server needs credentials: connect with token=, or set the environment variable GRADSERVE_TOKEN",
+            code="GS_NO_CREDENTIALS",
         )
 
     def limits_of(self, name: str) -> OwnLimits:
@@ -118,7 +124,7 @@ class Policy:
         for known, identity in self._by_beginning.get(digest[:_INDEXED_BYTES], ()):
             if hmac.compare_digest(known, digest):
                 return identity
-        raise UnauthenticatedError("the server does not know this token")
+        raise UnauthenticatedError("the server does not know this token", code="GS_UNKNOWN_CREDENTIALS")
 
     @cached_property
     def _by_beginning(self) -> Mapping[bytes, Sequence[tuple[bytes, Identity]]]:

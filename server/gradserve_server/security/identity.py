@@ -298,5 +298,6 @@ class CallRates:
             raise ResourceExhaustedError(
                 f"too many calls of {identity.name!r}: {rate:g} in a second are allowed; try again in {wait:.3g} s",
                 retry_after=wait,
+                code="GS_RATE",
             )
         self._next[identity.name] = time + 1.0 / rate

@@ -409,7 +409,12 @@ class StateStore:
             for each in entry.change.arrays:
                 if each.space in allocated:
                     each.space = None
-            self._settle(entry, ResourceExhaustedError(f"there is no space in the state directory: {error.strerror}"))
+            self._settle(
+                entry,
+                ResourceExhaustedError(
+                    f"there is no space in the state directory: {error.strerror}", code="GS_DISK_FULL"
+                ),
+            )
             return False
         return True
 
@@ -429,7 +434,7 @@ class StateStore:
 
     def _fail(self, error: Exception) -> None:
         reason = f"{self._directory.path}: the state cannot be written: {error}"
-        self._failure = UnavailableError(f"the server stops: {reason}")
+        self._failure = UnavailableError(f"the server stops: {reason}", code="GS_STATE_FAILED")
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._on_failure, reason)

@@ -114,7 +114,8 @@ class Evictor:
         budget = self.device
         return ResourceExhaustedError(
             f"the memory of the device does not suffice: {amount} bytes asked for, {budget.used} in use, "
-            f"{budget.limit} allowed (--max-device-bytes); {why}"
+            f"{budget.limit} allowed (--max-device-bytes); {why}",
+            code="GS_DEVICE_MEMORY",
         )
 
     async def _grow(self, reservation: Reservation, amount: int, owner: Identity) -> None:

@@ -300,7 +300,7 @@ class TensorStore:
             field = f"handles[{index}]" if fields is None else fields[index]
             why = ": the server was started again since, and stored tensors end with it"
             lost = why if self._is_of_another_run(handle) else ""
-            raise NotFoundError(f"no tensor with the handle {quoted(handle)}{lost}", field=field)
+            raise NotFoundError(f"no tensor with the handle {quoted(handle)}{lost}", field=field, code="GS_NO_TENSOR")
         return entry
 
     def _begin_use(self, entry: Entry, held: HeldTensors, *, release: bool) -> None:

@@ -265,7 +265,8 @@ class RoundSession:
             raise AbortedError(
                 f"expected one server, or a list of all servers of a cluster, got an address that leads to different "
                 f"servers, as behind a load balancer: a run of the server that had ended for {self.title} has "
-                f"answered again. All calls have to reach the same server"
+                f"answered again. All calls have to reach the same server",
+                code="GS_SEVERAL_SERVERS",
             )
         if self.kept is not None:
             num_lost, reason = yield from self._send_again(self.kept, ref)
@@ -296,7 +297,7 @@ class RoundSession:
                     if is_of_another_run(error):
                         self._ended_runs.add(ref.server_incarnation)
                         raise
-                    why = str(error)
+                    why = error.message
                 else:
                     if reply.message.outcome == accumulator_pb2.APPLY_OUTCOME_ACCEPTED:
                         kept.again(each, self.service.accepted(reply.message), ref.server_incarnation)

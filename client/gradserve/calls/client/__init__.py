@@ -39,6 +39,7 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
         max_accumulators: int = 100,
         max_rounds: int = 20,
         max_workers: int = 50,
+        request_id: int | None = None,
     ) -> Operation[ServerStatus]:
         """Takes a picture of the server: accumulators and parameters with their last rounds, workers, calls, errors.
 
@@ -51,6 +52,8 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
             max_accumulators: How many accumulators to describe, and how many parameters, at most 1,000.
             max_rounds: How many of the last rounds of each, at most 20.
             max_workers: How many workers, at most 1,000.
+            request_id: The id of a call to look up, as errors have it; of a call that a client of the same identity has
+                made. A number of up to 64 bits is one of this client's calls.
 
         Returns:
             The picture.
@@ -58,7 +61,8 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
         Raises:
             InvalidArgumentError: The order is unknown, or a maximum is out of range.
         """
-        return server_status(container, name_contains, order, max_accumulators, max_rounds, max_workers)
+        call = None if request_id is None else self._ids.call(request_id)
+        return server_status(container, name_contains, order, max_accumulators, max_rounds, max_workers, call)
 
     def settle(self, timeout: float | None) -> Operation[None]:
         """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.session`."""

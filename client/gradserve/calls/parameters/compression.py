@@ -152,7 +152,9 @@ class Packer:
             array = host_array(cast("AnyArray", value))
             if array.shape != (shape := self._components[name].shape):
                 raise InvalidArgumentError(
-                    f"Shape mismatch: expected {list(shape or ())}, got {list(array.shape)}", field=_field(name)
+                    f"Shape mismatch: expected {list(shape or ())}, got {list(array.shape)}",
+                    field=_field(name),
+                    code="GS_SHAPE_MISMATCH",
                 )
             if packing.keeps_error:
                 array = array.astype(np.float64 if array.dtype == np.float64 else np.float32, copy=False)

@@ -157,6 +157,7 @@ class ParametersCache:
             raise NotFoundError(
                 f"there are no {title}: create them with values, or call again when another client has created them",
                 field="shared_name",
+                code="GS_NO_PARAMETERS",
             ) from error
         if info.is_private:
             raise NotFoundError(f"{title} are private to another client", field="shared_name")
@@ -536,4 +537,5 @@ def _without_values(why: str) -> NotFoundError:
     return NotFoundError(
         f"{why}, and only shapes were given to create them: give values, such as a dict of arrays by name",
         field="values",
+        code="GS_NO_PARAMETERS",
     )

@@ -302,7 +302,9 @@ class AccumulatorOps(AccumulatorOpsBase):
         is_ignored = ignore_lookup_error is None or as_flag(ignore_lookup_error, Argument("ignore_lookup_error"))
         deleted = yield from self._wire(handle).delete()
         if not deleted and not is_ignored:
-            raise NotFoundError(f"no accumulator '{handle.container}/{handle.name}'", field="resource")
+            raise NotFoundError(
+                f"no accumulator '{handle.container}/{handle.name}'", field="resource", code="GS_NO_SUCH_NAME"
+            )
 
     def _apply(
         self,

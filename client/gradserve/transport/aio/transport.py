@@ -85,7 +85,7 @@ async def response_of(call: Any, progress: Progress | None = None) -> Any:
     except grpc.aio.AioRpcError as error:
         if error.details() == _NO_STATUS:
             raise UnavailableError(
-                "the server ended the upload before it had all of it; gRPC lost the reason"
+                "the server ended the upload before it had all of it; gRPC lost the reason", code="GS_CONNECTION_LOST"
             ) from None
         raise
     except asyncio.CancelledError:

@@ -300,7 +300,7 @@ class Carrier:
                 raise closed() from None
             if not connection.is_interrupted:
                 self.connections.drop_idle()
-                self._choice.broke(str(error))
+                self._choice.broke(error.message)
         elif isinstance(error, DeadlineExceededError) and connection.is_sending:
             self._choice.broke(f"the connection to {connection.place} stalled in the middle of a request")
 
@@ -331,7 +331,7 @@ class Carrier:
             await connection.add_strands(self._num_strands)
         except GradserveError as error:
             self._num_strands = 0
-            self._choice.stays_narrow(str(error))
+            self._choice.stays_narrow(error.message)
         else:
             self._choice.widened(1 + self._num_strands)
 
@@ -356,7 +356,7 @@ class Carrier:
         except (UnauthenticatedError, UnavailableError) as error:
             if isinstance(error, UnavailableError) and place.may_be_opened:
                 raise  # the server was there a moment ago
-            return f"{place.way}: {error}"
+            return f"{place.way}: {error.message}"
         with closing(connection):
             self._shown.show_user(connection.user_key)
         return None
@@ -398,7 +398,7 @@ class Carrier:
                 try:
                     connection = await self._open(place, issued.ticket)
                 except GradserveError as error:
-                    reasons.append(f"{place.way}: {error}")
+                    reasons.append(f"{place.way}: {error.message}")
                 else:
                     self._choice.opened(place.way, reasons)
                     return connection
@@ -407,7 +407,7 @@ class Carrier:
         except GradserveError as error:
             if isinstance(error, ResourceExhaustedError) and len(self.connections):
                 return None  # there are enough to go on with
-            reasons = [f"the server issues no tickets: {error}"]
+            reasons = [f"the server issues no tickets: {error.message}"]
         self._choice.failed("; ".join(reasons))
         return None
 

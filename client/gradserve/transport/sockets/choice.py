@@ -178,7 +178,7 @@ class Choice:
         """
         if self._is_forced:
             self._info = TransportInfo(Way.GRPC.value, reason)
-            raise UnavailableError(f"transport={str(self._transport)!r} is not possible: {reason}")
+            raise UnavailableError(f"transport={str(self._transport)!r} is not possible: {reason}", code="GS_TRANSPORT")
         with self._lock:
             before, had_decided = self._info, self._has_decided
             self._info = TransportInfo(Way.GRPC.value, reason)

@@ -413,13 +413,16 @@ class Connection(ABC):
 
     def stalled(self) -> UnavailableError:
         """Returns the error of a reply of which nothing more comes."""
-        return UnavailableError(f"the connection to {self.place} was given up: it stalled in the middle of a reply")
+        return UnavailableError(
+            f"the connection to {self.place} was given up: it stalled in the middle of a reply",
+            code="GS_CONNECTION_LOST",
+        )
 
     def lost(self, error: OSError | None) -> UnavailableError:
         """Notes that the connection broke; None: the server closed it. Returns the error of its call."""
         self._has_ended = self._has_ended or error is None or error.errno in _CLOSED_BY_PEER
         reason = "the server closed it" if error is None else error.strerror or str(error)
-        return UnavailableError(f"the connection to {self.place} was lost: {reason}")
+        return UnavailableError(f"the connection to {self.place} was lost: {reason}", code="GS_CONNECTION_LOST")
 
 
 async def _no_probe(_place: Place) -> None:
@@ -452,15 +455,18 @@ def not_connected(place: Place, error: OSError, settings: ConnectionSettings) ->
     """Returns the error of a socket that cannot be reached."""
     late = f"no answer within {settings.sockets.connect:g} s"
     reason = late if isinstance(error, TimeoutError) else error.strerror
-    return UnavailableError(f"no connection to {place}: {reason or error}")
+    return UnavailableError(f"no connection to {place}: {reason or error}", code="GS_NO_CONNECTION")
 
 
 def no_strands(error: Exception) -> UnavailableError:
     """Returns the error of strands of which one cannot be opened."""
-    reason = "no answer in time" if isinstance(error, TimeoutError) else error
+    reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "message", error)
     return UnavailableError(f"no further sockets: {reason}")
 
 
 def silent(place: Place, error: GradserveError) -> UnavailableError:
     """Returns the error of a call whose server gives no sign of life."""
-    return UnavailableError(f"the connection to {place} was given up: the server gives no sign of life ({error})")
+    return UnavailableError(
+        f"the connection to {place} was given up: the server gives no sign of life ({error.message})",
+        code="GS_CONNECTION_LOST",
+    )

@@ -96,4 +96,4 @@ def not_secured(place: Place, error: OSError) -> UnavailableError:
             reason = "the server does not use TLS there"
         case _:
             reason = error.strerror or str(error)
-    return UnavailableError(f"no connection to {place}: {reason}")
+    return UnavailableError(f"no connection to {place}: {reason}", code="GS_TLS")

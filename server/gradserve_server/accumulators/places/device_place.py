@@ -53,7 +53,9 @@ class DeviceAverages(AverageCopies):
         try:
             return await self._compute.run_in_thread(with_all_memory, self._device, self._to_device, values)
         except MemoryError as error:
-            raise ResourceExhaustedError("the device has no memory left for this average") from error
+            raise ResourceExhaustedError(
+                "the device has no memory left for this average", code="GS_NO_MEMORY"
+            ) from error
 
     def _to_host(self, values: Mapping[str, Array]) -> dict[str, Value]:
         arrays = self._allocate([(value.shape, value.dtype) for value in values.values()])
@@ -127,7 +129,9 @@ class SharedHostCopy:
         except BaseException as error:
             self._forget()
             if isinstance(error, MemoryError):
-                raise ResourceExhaustedError("the server has no memory left for a copy of this average") from error
+                raise ResourceExhaustedError(
+                    "the server has no memory left for a copy of this average", code="GS_NO_MEMORY"
+                ) from error
             raise
         if self._is_closed:
             self._forget()
@@ -186,7 +190,9 @@ class DeviceJournal:
         except BaseException as error:
             copied.settle(0)
             if isinstance(error, MemoryError):
-                raise ResourceExhaustedError("the server has no memory left to write this gradient") from error
+                raise ResourceExhaustedError(
+                    "the server has no memory left to write this gradient", code="GS_NO_MEMORY"
+                ) from error
             raise
         if written is None:
             copied.settle(0)

@@ -92,7 +92,7 @@ def check_is_of(incarnation: str, name: str, here: str, field: str) -> None:
     if is_later(here, incarnation):
         raise earlier(name, field)
     if here != incarnation:
-        raise NotFoundError(f"this server has only an earlier accumulator {name!r}", field=field)
+        raise NotFoundError(f"this server has only an earlier accumulator {name!r}", field=field, code="GS_REPLACED")
 
 
 def earlier(name: str, field: str, subject: str = "accumulator") -> AbortedError:
@@ -105,6 +105,7 @@ def earlier(name: str, field: str, subject: str = "accumulator") -> AbortedError
         f"the call is for {what} that {was} deleted, as this server knows a later one. If not, the clock of "
         f"{its} home was set back: delete {it} and create {it} again",
         field=field,
+        code="GS_CLOCK_SET_BACK",
     )
 
 

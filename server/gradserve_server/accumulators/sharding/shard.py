@@ -275,6 +275,7 @@ class Shard:
                 f"this server has {len(held)} of {len(keys)} updates of {self._name!r} that their home has counted: it "
                 "was started again and lost the others",
                 field="decided.part_ids",
+                code="GS_SHARD_LOST",
             )
         return held
 
@@ -507,6 +508,7 @@ class Shard:
                 f"this server has {len(held)} of the {len(keys)} gradients of round {decided.round_number + 1} of "
                 f"accumulator {self._name!r}: it was started again and lost the others, or their round is long over",
                 field=_PARTS_FIELD,
+                code="GS_SHARD_LOST",
             )
         return held
 

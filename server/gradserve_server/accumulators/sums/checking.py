@@ -12,6 +12,8 @@ from gradserve_server.accumulators.places.place import Place
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, shape_text
 from gradserve_server.errors import InvalidArgumentError
 
+_MISMATCH = "GS_SHAPE_MISMATCH"
+
 Indices = NDArray[np.int64]
 
 
@@ -151,6 +153,7 @@ def _check_dense(component: ComponentSpec, gradient: Array, round_shape: tuple[i
     raise InvalidArgumentError(
         f"Shape mismatch: expected {expected}, got {shape_text(gradient.shape)}",
         field=f"{component.field}.dense.shape",
+        code=_MISMATCH,
     )
 
 
@@ -241,4 +244,5 @@ def _check_row_shape(
 
 
 def _sparse_error(component: ComponentSpec, message: str, part: str) -> InvalidArgumentError:
-    return InvalidArgumentError(message, field=f"{component.field}.sparse.{part}")
+    code = _MISMATCH if message.startswith("Shape mismatch") else None
+    return InvalidArgumentError(message, field=f"{component.field}.sparse.{part}", code=code)

@@ -353,7 +353,9 @@ class RoundSum:
             work = max(num_bytes, self._least_work)
             return await self.place.attempt(work, self.owner, function, *args, **kwargs)
         except MemoryError as error:
-            raise ResourceExhaustedError("the server has no memory left for this gradient or average") from error
+            raise ResourceExhaustedError(
+                "the server has no memory left for this gradient or average", code="GS_NO_MEMORY"
+            ) from error
 
 
 def _in_order(sum_: RoundSum) -> WorkerOrderSum:

@@ -156,6 +156,7 @@ class Forwards:
             f"no forward {quoted(forward_id)} is kept: it is unknown, did not keep what its gradients need, its lease "
             "has ended, or the server was started again since",
             field="forward_id",
+            code="GS_NO_FORWARD",
         )
 
     def pending(self, forward_ids: Iterable[str]) -> list[Forward]:

@@ -420,7 +420,7 @@ class BatchNormLayer:
         if self.variables is None:
             async with self._changing:
                 if self._closed:
-                    raise AbortedError(f"layer {self.name!r} was deleted")
+                    raise AbortedError(f"layer {self.name!r} was deleted", code="GS_DELETED")
                 if self.variables is None:
                     num_bytes = variable_bytes(self.config, channels, dtype)
                     self._room.grow(Sizes(num_bytes))

@@ -205,7 +205,9 @@ class LayerRegistry:
         differences = describe_differences(found.config, config.with_choices_of(found.config))
         if differences:
             raise AlreadyExistsError(
-                f"layer {str(key)!r} exists with another configuration: {differences}", field="config"
+                f"layer {str(key)!r} exists with another configuration: {differences}",
+                field="config",
+                code="GS_OTHER_SPEC",
             )
         self._layers.check_lifetime(key, lifetime)
         self._layers.renew(key)

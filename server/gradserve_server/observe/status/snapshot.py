@@ -15,11 +15,13 @@ from gradserve_protocol.server_status import (
     ArrivalStatus,
     LayerStatus,
     ParametersStatus,
+    RequestStatus,
     RoundStatus,
     ServerStatus,
     WorkerStatus,
 )
 from gradserve_server.accumulators.accumulator import Accumulator
+from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.errors import InvalidArgumentError, PermissionDeniedError
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.limits import MAX_NAME_BYTES, check_length, quoted
@@ -65,6 +67,7 @@ class StatusRequest:
         max_accumulators: The most accumulators to describe.
         max_rounds: The most rounds of each.
         max_workers: The most workers.
+        call: The call to look up; None for none.
     """
 
     user: Identity = ANONYMOUS
@@ -74,6 +77,7 @@ class StatusRequest:
     max_accumulators: int = 100
     max_rounds: int = 20
     max_workers: int = 50
+    call: RequestId | None = None
 
     def asks_for(self, key: ResourceKey, owner: str) -> bool:
         """Returns True if it covers the thing with this key and owner ("" if shared), and the user may see that.
@@ -105,7 +109,8 @@ class StatusRequest:
                 raise InvalidArgumentError(f"expected 1 to {most}, got {value}", field=name)
         if self.container and self.user.role_in(self.container) is None:
             raise PermissionDeniedError(
-                f"the status of the container {quoted(self.container)} needs a role there; {self.user.name!r} has none"
+                f"the status of the container {quoted(self.container)} needs a role there; {self.user.name!r} has none",
+                code="GS_ROLE",
             )
 
 
@@ -113,6 +118,7 @@ StatusT = TypeVar("StatusT", AccumulatorStatus, ParametersStatus)
 MOST_LAYERS = 1000
 MOST_WORKERS = 500
 """The most workers that a round lists."""
+_MOST_REQUESTS = 100
 _ARRIVALS_PER_ITEM = 8
 """The gradients that are described in the time of one item of a turn."""
 
@@ -127,6 +133,7 @@ class Snapshot:
         accumulators: Its accumulators, in no particular order.
         layers: Its layers, in no particular order.
         parameters: Its parameters, in no particular order.
+        requests: What they know of the call that was looked up.
     """
 
     server: ServerStatus
@@ -134,6 +141,7 @@ class Snapshot:
     accumulators: Sequence[RoundsSnapshot[AccumulatorStatus]] = ()
     layers: Sequence[LayerSnapshot] = ()
     parameters: Sequence[RoundsSnapshot[ParametersStatus]] = ()
+    requests: Sequence[RequestStatus] = ()
     _described: dict[tuple[type, ResourceKey, int], Any] = field(default_factory=dict, repr=False)
     """Descriptions by kind, key and number of rounds; pictures share them."""
 
@@ -152,6 +160,7 @@ class Snapshot:
             workers=ranking.ranked(request.max_workers),
             layers=tuple(layers),
             num_layers=num_layers,
+            requests=tuple(self.requests[:_MOST_REQUESTS]),
             errors=self.server.errors if request.user.reaches_all else (),
         )
 

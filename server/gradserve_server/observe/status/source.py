@@ -13,6 +13,7 @@ from gradserve_protocol.server_status import (
     MemoryStatus,
     MethodStatus,
     ParametersStatus,
+    RequestStatus,
     ServerStatus,
     TrafficStatus,
     WeightStatus,
@@ -109,6 +110,8 @@ class StatusSource:
     async def snapshot(self, request: StatusRequest | None = None) -> Snapshot:
         """Returns a snapshot of the server, or of the part that a request covers. Other tasks get turns in between."""
         accumulators = []
+        requests = []
+        call = None if request is None else request.call
         turn = Turn()
         for key, owner, accumulator in self._registry.all_owned():
             await turn.spend()
@@ -116,6 +119,8 @@ class StatusSource:
             if history is not None and (request is None or request.asks_for(key, owner)):
                 await turn.spend(_SNAPSHOT_ITEMS)
                 accumulators.append(snapshot_of(key, owner, accumulator, history))
+                if call is not None:
+                    requests.append(_request_status("accumulator", key, accumulator.outcome_of(call)))
         found = []
         for key, owner, parameters in self._parameters.all_owned():
             await turn.spend()
@@ -123,8 +128,11 @@ class StatusSource:
             if updates is not None and (request is None or request.asks_for(key, owner)):
                 await turn.spend(_PARAMETERS_ITEMS)
                 found.append(parameters_snapshot(key, owner, parameters, updates))
+                if call is not None:
+                    requests.append(_request_status("parameters", key, parameters.ledger.outcome_of(call)))
         layers = [each async for each in InTurns(self.facts.layers())]
-        return Snapshot(self._without_parts(), self._started, accumulators, layers, found)
+        known = [each for each in requests if each.outcome]
+        return Snapshot(self._without_parts(), self._started, accumulators, layers, found, known)
 
     async def figures(self) -> Figures:
         """Returns the metrics of the server."""
@@ -190,6 +198,10 @@ class StatusSource:
             parameters = existing.get(history.key)
             if parameters is not None:
                 yield parameters_figures(parameters, history)
+
+
+def _request_status(kind: str, key: ResourceKey, found: tuple[str, int]) -> RequestStatus:
+    return RequestStatus(key.container, key.name, kind, *found)
 
 
 def gradient_totals(totals: Totals) -> GradientTotals:

@@ -287,6 +287,7 @@ class AccumulatorServicer:
             raise AbortedError(
                 f"the server was started again since accumulator {ref.name!r} was opened",
                 field="accumulator.server_incarnation",
+                code="GS_RESTARTED",
             )
 
     def _deciding(self, ref: accumulator_pb2.AccumulatorRef, call: Call) -> AbstractContextManager[Accumulator]:

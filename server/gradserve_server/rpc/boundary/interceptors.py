@@ -196,7 +196,9 @@ class Faults:
                 raise
             except MemoryError:
                 _log.exception("%s ran out of memory", name)
-                raise ResourceExhaustedError("the server has no memory left for this call") from None
+                raise ResourceExhaustedError(
+                    "the server has no memory left for this call", code="GS_NO_MEMORY"
+                ) from None
             except Exception:
                 _log.exception("%s failed", name)
                 self._on_fault()
@@ -217,7 +219,7 @@ class Admission:
     def check(self) -> None:
         """Raises UnavailableError while the server drains."""
         if not self.is_open:
-            raise UnavailableError("the server is shutting down")
+            raise UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN")
 
     def close(self) -> None:
         """Refuses all calls from now on."""
@@ -242,7 +244,12 @@ class FairCalls:
 
     def __init__(self, max_calls: int, rules: ShareRules) -> None:
         self._under_way = Budget(
-            max_calls, "calls under way", rules, of_identity=lambda own: own.max_calls, retry_after=_RETRY_SECONDS
+            max_calls,
+            "calls under way",
+            rules,
+            of_identity=lambda own: own.max_calls,
+            retry_after=_RETRY_SECONDS,
+            code="GS_TOO_MANY_CALLS",
         )
         self._rates = CallRates(time.monotonic, rules.of_identity)
 

@@ -2,6 +2,7 @@
 
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from gradserve_protocol.troubleshooting import DOMAIN
 from gradserve_server.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -44,13 +45,15 @@ def status_code(error: ServiceError) -> str:
 
 
 def status_message(error: ServiceError) -> status_pb2.Status:
-    """Returns the status of an error; its details name the field at fault and the time to wait before a retry."""
+    """Returns the status of an error; its details name the field at fault, its code, and the time to wait before a retry."""
     status = status_pb2.Status(code=code_pb2.Code.Value(status_code(error)), message=_shortened(error.message))
     if error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=_shortened(error.field), description=status.message
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.code is not None:
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN))
     if isinstance(error, ResourceExhaustedError) and error.retry_after is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(error.retry_after * 1e9))

@@ -49,7 +49,7 @@ def check_health(address: str, timeout: float, tls: "TLS | None" = None) -> str:
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=None if timeout == math.inf else timeout)
         except grpc.RpcError as raised:
             error: Any = raised
-            message = explain(error.code(), error.details(), route, is_encrypted=certificates is not None)
+            message, _ = explain(error.code(), error.details(), route, is_encrypted=certificates is not None)
             return f"{error.code().name}: {message}"
     return health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
 

@@ -394,6 +394,7 @@ class ParameterServicer:
             raise AbortedError(
                 f"the server was started again since parameters {ref.name!r} were opened",
                 field=f"{_FIELD}.server_incarnation",
+                code="GS_RESTARTED",
             )
         key = decode_key(ref, call.identity)
         if at_home and self._member is not None and ref.name:

@@ -22,6 +22,7 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.observe.status.snapshot import Order, StatusRequest
 from gradserve_server.observe.status.source import StatusSource
 from gradserve_server.resources.budget import Budget, Purpose
+from gradserve_server.rpc.accumulators.gradients import decode_request_id
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.sockets.service import SocketAddresses
 from gradserve_server.security.identity import Identity
@@ -254,6 +255,7 @@ def decode_status_request(request: status_messages_pb2.GetServerStatusRequest, u
         max_accumulators=request.max_accumulators or default.max_accumulators,
         max_rounds=request.max_rounds or default.max_rounds,
         max_workers=request.max_workers or default.max_workers,
+        call=decode_request_id(request.request_id, b"", user) if request.HasField("request_id") else None,
     )
 
 

@@ -86,7 +86,7 @@ class TicketRegistry:
         self._forget_expired()
         if len(self._issued) >= _MAX_TICKETS:
             raise ResourceExhaustedError(
-                f"too many tickets: {len(self._issued)} wait to be used, {_MAX_TICKETS} allowed"
+                f"too many tickets: {len(self._issued)} wait to be used, {_MAX_TICKETS} allowed", code="GS_TOO_MANY"
             )
         ticket = self._new_ticket(TICKET_BYTES)
         self._issued[ticket] = (grant, self._clock() + LIFETIME_SECONDS)

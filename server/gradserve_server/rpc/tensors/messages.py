@@ -263,6 +263,7 @@ class OutgoingTensors:
                     f"the result has {num_bytes} bytes, but at most {limits.message} come inline; "
                     "ask for placement MODE_KEEP or MODE_AUTO",
                     field="placement.mode",
+                    code="GS_TOO_LARGE",
                 )
         return self._keeps
 

@@ -273,6 +273,7 @@ class TensorServicer:
                     f"the tensors have {num_bytes} bytes, but at most {self._max_message_bytes} come in one message; "
                     "use GetTensors",
                     field="handles",
+                    code="GS_TOO_LARGE",
                 )
             contents = Contents()
             tensors = each_inline(arrays, contents, is_attached=call.carries_results)

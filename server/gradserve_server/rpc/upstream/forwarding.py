@@ -358,7 +358,9 @@ class Arrivals:
                 if not isinstance(error, ServiceError | MemoryError):
                     raise
             elif isinstance(error, MemoryError):
-                leaf.fail(ResourceExhaustedError("the aggregator has no memory left for this gradient"))
+                leaf.fail(
+                    ResourceExhaustedError("the aggregator has no memory left for this gradient", code="GS_NO_MEMORY")
+                )
             else:
                 leaf.fail(error)
                 if not isinstance(error, ServiceError):

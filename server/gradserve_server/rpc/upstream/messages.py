@@ -293,13 +293,17 @@ def served(error: client.GradserveError) -> server.ServiceError:
     is not the caller's token that was refused.
     """
     if isinstance(error, client.ResourceExhaustedError):
-        return server.ResourceExhaustedError(error.message, field=error.field, retry_after=error.retry_after)
+        return server.ResourceExhaustedError(
+            error.message, field=error.field, retry_after=error.retry_after, code=error.code
+        )
     for kind, same in _SAME.items():
         if isinstance(error, kind):
-            return same(error.message, field=error.field)
+            return same(error.message, field=error.field, code=error.code)
     message = f"the server upstream: {error.message}"
     if isinstance(error, client.UnauthenticatedError | client.PermissionDeniedError):
-        return server.PermissionDeniedError(f"{message}. Its token or certificate is that of the aggregator")
+        return server.PermissionDeniedError(
+            f"{message}. Its token or certificate is that of the aggregator", code="GS_UPSTREAM_CREDENTIALS"
+        )
     if isinstance(error, client.UnavailableError | client.CallCancelledError):
         return server.UnavailableError(message)
     return server.InternalError(message)

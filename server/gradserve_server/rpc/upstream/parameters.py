@@ -82,7 +82,7 @@ class AggregatingParameters:
 
     def close(self) -> None:
         """Ends the calls whose updates wait for others: nothing of them has counted."""
-        self.known.close(UnavailableError("the aggregator is shutting down"))
+        self.known.close(UnavailableError("the aggregator is shutting down", code="GS_SHUTTING_DOWN"))
 
     # By name
 
@@ -252,7 +252,8 @@ class AggregatingParameters:
             except TimeoutError:
                 raise DeadlineExceededError(
                     f"parameters {parameters.name!r} did not get the updates required within {timeout:g} s: "
-                    f"{await _reason(parameters, request.parameters)}"
+                    f"{await _reason(parameters, request.parameters)}",
+                    code="GS_ROUND_INCOMPLETE",
                 ) from None
             assert isinstance(answer, Pulled), "the kinds of calls differ in their fingerprints"
             assert isinstance(answer.average, Version), "there is a version from the beginning"

@@ -78,7 +78,7 @@ class AggregatingServicer:
 
     def close(self) -> None:
         """Ends the calls whose gradients wait for others: nothing of them has counted."""
-        self.known.close(UnavailableError("the aggregator is shutting down"))
+        self.known.close(UnavailableError("the aggregator is shutting down", code="GS_SHUTTING_DOWN"))
 
     # By name
 
@@ -183,7 +183,8 @@ class AggregatingServicer:
                 reason = await self._reason(request.accumulator)
                 raise DeadlineExceededError(
                     f"accumulator {accumulator.name!r} did not get the {closing.num_required} gradients required "
-                    f"within {timeout:g} s: {reason}"
+                    f"within {timeout:g} s: {reason}",
+                    code="GS_ROUND_INCOMPLETE",
                 ) from None
             assert isinstance(answer, Pulled), "the kinds of calls differ in their fingerprints"
             return await encode_pulled(

@@ -229,6 +229,7 @@ class Parts:
                 raise InvalidArgumentError(
                     f"Shape mismatch: expected {_shape_text(component.shape or ())}, got {_shape_text(shape)}",
                     field=f"{self._field(name)}.dense.shape",
+                    code="GS_SHAPE_MISMATCH",
                 )
 
 
@@ -463,6 +464,7 @@ class Shard:
             f"'{self.ref.container}/{self.ref.name}', and not all of them were sent again: there is no average of this "
             f"round. Go on with the next one, with local_step={average.step}",
             field=LOST_FIELD,
+            code="GS_SHARD_LOST",
         )
 
 

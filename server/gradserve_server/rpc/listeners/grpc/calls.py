@@ -159,7 +159,9 @@ class OpenCalls:
         """
         allowed = self._limit + self._limit // _RESERVE if is_health else self._limit
         if self.count >= allowed:
-            raise ResourceExhaustedError(f"too many calls: {self.count} are under way, {self._limit} are allowed")
+            raise ResourceExhaustedError(
+                f"too many calls: {self.count} are under way, {self._limit} are allowed", code="GS_TOO_MANY_CALLS"
+            )
         name = context.peer()
         caller = self._callers.get(name)
         now = asyncio.get_running_loop().time()

@@ -211,7 +211,8 @@ class UnreadReplies:
         if self._waiting + own_bytes > self._limit:
             raise ResourceExhaustedError(
                 f"{self.used} bytes of replies are unread, and {self._waiting} wait to be sent; "
-                f"at most {self._limit} of each are allowed"
+                f"at most {self._limit} of each are allowed",
+                code="GS_TOO_MANY_CALLS",
             )
         self._waiting += own_bytes
         try:

@@ -250,7 +250,8 @@ class Connection:
     async def _call(self, header: FrameHeader) -> None:
         if header.message_bytes > self._context.max_message_bytes:
             raise ResourceExhaustedError(
-                f"the message has {header.message_bytes} bytes, at most {self._context.max_message_bytes} are allowed"
+                f"the message has {header.message_bytes} bytes, at most {self._context.max_message_bytes} are allowed",
+                code="GS_TOO_LARGE",
             )
         assert self._grant is not None
         allowed = self._grant.max_payload_bytes if self._grant.to_server else 0
@@ -268,7 +269,7 @@ class Connection:
             in_place = method is None or method.reads_in_place
             payload = await self._payloads.open(header, head, allowed, in_place=in_place)
         except (ServiceError, MemoryError) as failure:
-            no_memory = ResourceExhaustedError("the server has no memory left for this call")
+            no_memory = ResourceExhaustedError("the server has no memory left for this call", code="GS_NO_MEMORY")
             error = failure if isinstance(failure, ServiceError) else no_memory
             if method is not None:
                 self._context.refuse(method.descriptor, where, error)
@@ -450,7 +451,8 @@ class Connection:
         assert self._grant is not None
         error = ResourceExhaustedError(
             f"the result has {num_bytes} bytes, at most {self._grant.max_payload_bytes} are allowed "
-            "by the ticket of this connection"
+            "by the ticket of this connection",
+            code="GS_TOO_LARGE",
         )
         call.end(error)
         await self._reply_error(error)

@@ -104,9 +104,13 @@ class FairSockets:
         self, max_connections: int, region_bytes: int, gpu_region_bytes: int, max_regions: int, rules: ShareRules
     ) -> None:
         self.region_bytes = Budget(
-            region_bytes, "bytes of clients' shared memory", rules, of_identity=lambda own: own.max_region_bytes
+            region_bytes,
+            "bytes of clients' shared memory",
+            rules,
+            of_identity=lambda own: own.max_region_bytes,
+            code="GS_MEMORY",
         )
-        self.gpu_bytes = Budget(gpu_region_bytes, "bytes of clients' GPU memory", rules)
+        self.gpu_bytes = Budget(gpu_region_bytes, "bytes of clients' GPU memory", rules, code="GS_MEMORY")
         self.regions = Budget(max_regions, "regions of clients' shared memory", rules)
         self.connections = Budget(
             max_connections, "connections to sockets", rules, of_identity=lambda own: own.max_connections

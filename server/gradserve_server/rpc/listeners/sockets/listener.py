@@ -175,7 +175,9 @@ class SocketListener:
             stream = SecureStream(sock, self._certificates, self._transfers, self._idle_seconds)
         connection = Connection(stream, self.context, has_regions=is_unix)
         if len(self.connections) >= self._max_connections:
-            connection.dismiss(ResourceExhaustedError(f"too many connections: {self._max_connections} are allowed"))
+            connection.dismiss(
+                ResourceExhaustedError(f"too many connections: {self._max_connections} are allowed", code="GS_TOO_MANY")
+            )
             connection.close()
             return
         task = asyncio.create_task(connection.serve())
