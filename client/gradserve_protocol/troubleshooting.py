@@ -1,8 +1,8 @@
 """The entries of troubleshooting: for each code of an error, what it means and what to do.
 
-Errors of the client end with their code: `no accumulator 'default/x' [GS_NO_SUCH_NAME]`. Each class of errors has a code,
-and errors that need a different remedy than others of their class have one of their own, which the server sends beside
-the message. Codes are stable: they are never renamed, and never get another meaning.
+Errors of the client end with their code: `no accumulator 'default/x' [GS_NO_SUCH_NAME]`. Each class of errors has a
+code, and errors that need a different remedy than others of their class have one of their own, which the server sends
+beside the message. Codes are stable: they are never renamed, and never get another meaning.
 
 `gradserve explain` prints entries, and docs/troubleshooting.md has them as a table, which `make tables` writes.
 """
@@ -321,7 +321,8 @@ ENTRIES = (
         "GS_DEADLINE",
         "DeadlineExceededError",
         "the call reached its time limit before the server had answered",
-        "repeat it with the `request_id` of the error, so that it counts once; give a longer `timeout` if calls are slow",
+        "repeat it with the `request_id` of the error, so that it counts once; give a longer `timeout` if calls "
+        "are slow",
         (_DOCTOR,),
     ),
     Entry(
@@ -336,9 +337,10 @@ ENTRIES = (
     Entry(
         "GS_CHECKPOINT_TOO_OLD",
         "DeadlineExceededError",
-        "a worker goes on from a checkpoint that is older than the kept averages, and no other worker has a newer state",
-        "the message names the steps: take a newer checkpoint, or delete the accumulator and repeat the steps. Save more "
-        "often, or keep more averages",
+        "a worker goes on from a checkpoint that is older than the kept averages, and no other worker has a newer "
+        "state",
+        "the message names the steps: take a newer checkpoint, or delete the accumulator and repeat the steps. Save "
+        "more often, or keep more averages",
         (_SHOW,),
         "howto/resume.md",
         "the server keeps averages only from step N on",
@@ -467,8 +469,9 @@ ENTRIES = (
         "GS_UNAVAILABLE",
         "UnavailableError",
         "the server cannot be reached, or has ended the connection",
-        "clients try again by themselves for 15 s within the call's time (`GRADSERVE_RESTART_PATIENCE`), also before the "
-        "first answer; workers of a training run do so for as long as their `timeout`. The error says what has limited it",
+        "clients try again by themselves for 15 s within the call's time (`GRADSERVE_RESTART_PATIENCE`), also before "
+        "the first answer; workers of a training run do so for as long as their `timeout`. The error says what has "
+        "limited it",
         (_DOCTOR,),
     ),
     Entry(

@@ -106,8 +106,8 @@ class Membership:
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
                 f"worker {self.member.worker_id!r} is incompatible with the other workers of run {self.name!r}: "
-                f"{error.message}. All workers of a run need the same model, with the same names, shapes, dtypes and frozen "
-                "parameters, and the same num_required, keep_averages and refuse_non_finite; give another run "
+                f"{error.message}. All workers of a run need the same model, with the same names, shapes, dtypes and "
+                "frozen parameters, and the same num_required, keep_averages and refuse_non_finite; give another run "
                 "another name",
                 field="name",
                 code="GS_WORKERS_DIFFER",

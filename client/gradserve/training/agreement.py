@@ -118,7 +118,8 @@ def agree_on_settings(
             more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
             raise AlreadyExistsError(
                 f"worker {worker_id!r} has other settings than the worker that began this training run: {shown}{more}. "
-                "All workers need the same ones, as their weights would differ otherwise; give another run another name",
+                "All workers need the same ones, as their weights would differ otherwise; give another run another "
+                "name",
                 code="GS_WORKERS_DIFFER",
             )
 

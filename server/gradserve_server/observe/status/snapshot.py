@@ -133,7 +133,7 @@ class Snapshot:
         accumulators: Its accumulators, in no particular order.
         layers: Its layers, in no particular order.
         parameters: Its parameters, in no particular order.
-        requests: What they know of the call that was looked up.
+        looked_up: What they know of the call that was looked up.
     """
 
     server: ServerStatus
@@ -141,7 +141,7 @@ class Snapshot:
     accumulators: Sequence[RoundsSnapshot[AccumulatorStatus]] = ()
     layers: Sequence[LayerSnapshot] = ()
     parameters: Sequence[RoundsSnapshot[ParametersStatus]] = ()
-    requests: Sequence[RequestStatus] = ()
+    looked_up: Sequence[RequestStatus] = ()
     _described: dict[tuple[type, ResourceKey, int], Any] = field(default_factory=dict, repr=False)
     """Descriptions by kind, key and number of rounds; pictures share them."""
 
@@ -160,7 +160,7 @@ class Snapshot:
             workers=ranking.ranked(request.max_workers),
             layers=tuple(layers),
             num_layers=num_layers,
-            requests=tuple(self.requests[:_MOST_REQUESTS]),
+            requests=tuple(self.looked_up[:_MOST_REQUESTS]),
             errors=self.server.errors if request.user.reaches_all else (),
         )
 

@@ -45,7 +45,7 @@ def status_code(error: ServiceError) -> str:
 
 
 def status_message(error: ServiceError) -> status_pb2.Status:
-    """Returns the status of an error; its details name the field at fault, its code, and the time to wait before a retry."""
+    """Returns the status of an error; its details name the field, the code, and the time to wait before a retry."""
     status = status_pb2.Status(code=code_pb2.Code.Value(status_code(error)), message=_shortened(error.message))
     if error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(
