@@ -4,7 +4,7 @@
     python -m deploy.tables --write    writes the tables into the pages
 
 They are the environment variables in docs/configuration.md, from the options of all commands and the variables of
-clients, and the exit codes in docs/command_line.md.
+clients; the exit codes in docs/command_line.md; and the codes of errors in docs/troubleshooting.md.
 """
 
 import re
@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from deploy.site.reference.commands import commands_below
+from gradserve_protocol.troubleshooting import ENTRIES
 from gradserve_protocol.variables import CONNECT_VARIABLES, VARIABLES, WORKER_VARIABLES
 from gradserve_server.commands.cli import cli
 from gradserve_server.commands.exit_codes import listed
@@ -58,9 +59,26 @@ def exit_codes() -> str:
     return _table(("exit code", "meaning"), listed())
 
 
+def error_codes() -> str:
+    """Returns the table of the codes of errors, each with an anchor."""
+    rows = []
+    for each in ENTRIES:
+        commands = [_code(command.removesuffix(" ADDRESS").removesuffix(" --address")) for command in each.commands]
+        remedies = [
+            each.cure,
+            *([" or ".join(commands)] if commands else []),
+            *([_link(each.page)] if each.page else []),
+        ]
+        error = _code(each.error) + (f": {_code(each.says)}" if each.says else "")
+        rows.append((each.code, error, each.means, "; ".join(remedies)))
+    table = _table(("code", "error, and a part of its message", "what it means", "what to do"), rows)
+    return re.sub(r"^\| (GS_\w+) ", _with_anchor, table, flags=re.MULTILINE)
+
+
 TABLES: Mapping[str, tuple[Path, Callable[[], str]]] = {
     "environment variables": (DOCS / "configuration.md", environment_variables),
     "exit codes": (DOCS / "command_line.md", exit_codes),
+    "codes of errors": (DOCS / "troubleshooting.md", error_codes),
 }
 """The tables by the name in their markers: the page, and what makes the table."""
 
@@ -92,6 +110,22 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _cell(text: str) -> str:
     return re.sub(r"  \[default: ([^\]]*)\]", r"; `\1` by default", text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _with_anchor(found: re.Match[str]) -> str:
+    return f'| <a id="{found[1].lower()}"></a>`{found[1]}` '
+
+
+def _link(page: str) -> str:
+    """Returns a link to a page, with the title of the page, or of its section if there is an anchor."""
+    path, _, anchor = page.partition("#")
+    headings = re.findall(r"^#+ (.+)$", (DOCS / path).read_text(), re.MULTILINE)
+    title = next(each for each in headings if not anchor or _slug(each) == anchor)
+    return f"[{title}]({page})"
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _code(text: str) -> str:

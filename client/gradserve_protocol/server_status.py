@@ -338,7 +338,7 @@ class GradientTotals:
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """What an accumulator or parameters know of a call.
+    """The knowledge that an accumulator or parameters have of a call.
 
     Attributes:
         container: Its container.

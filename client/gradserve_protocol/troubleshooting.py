@@ -10,18 +10,20 @@ beside the message. Codes are stable: they are never renamed, and never get anot
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 
 DOMAIN = "gradserve"
 """The domain of the google.rpc.ErrorInfo with which a server sends a code; its reason is the code."""
 _CODE = re.compile(r"GS_[A-Z0-9_]{1,60}")
 _WORDS_WITH_CODE = re.compile(r"\bGS_[A-Z0-9_]{1,60}\b", re.IGNORECASE)
-_LIKENESS = 0.5
+_LEAST_LIKENESS = 0.6
+_OF_BEGINNINGS = 0.95
+"""The weight of the likeness of a beginning, which is less than that of the whole text."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What an error means, and what to do about it.
+    """An explanation of an error: its meaning and its cure.
 
     Attributes:
         code: Its code.
@@ -658,8 +660,14 @@ def entries_of(error: str) -> tuple[Entry, ...]:
 
 
 def nearest(text: str, count: int = 3) -> tuple[str, ...]:
-    """Returns the codes that are most like a text, the nearest first."""
-    wanted = text.upper().replace("-", "_").replace(" ", "_")
-    names = {code.removeprefix("GS_"): code for code in BY_CODE}
-    found = get_close_matches(wanted.removeprefix("GS_"), names, count, _LIKENESS)
-    return tuple(names[each] for each in found)
+    """Returns the codes that are most like a text or its beginning, the nearest first."""
+    wanted = re.sub(r"\W", "_", text.upper()).removeprefix("GS_")
+    likeness = {code: _likeness(wanted, code.removeprefix("GS_")) for code in BY_CODE}
+    alike = [code for code in likeness if likeness[code] >= _LEAST_LIKENESS]
+    return tuple(sorted(alike, key=lambda code: -likeness[code])[:count])
+
+
+def _likeness(wanted: str, name: str) -> float:
+    """Returns 1 for the same text, 0 for one without a common letter."""
+    whole = SequenceMatcher(None, wanted, name).ratio()
+    return max(whole, SequenceMatcher(None, wanted[: len(name)], name).ratio() * _OF_BEGINNINGS)

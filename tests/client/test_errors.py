@@ -22,16 +22,12 @@ ERROR_TYPES = sorted(
 def test_errors_can_be_read_pickled_and_copied(error_type: type[gradserve.GradserveError]) -> None:
     error = error_type("what was wrong", field="gradient[0]")
     error.request_id = 7
-    assert str(error) == "what was wrong"
+    assert str(error) == f"what was wrong [{error_type.code}]"
     assert repr(error) == f"{error_type.__name__}('what was wrong')"
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):  # noqa: S301
         assert type(other) is error_type
-        assert (str(other), other.message, other.field, other.request_id) == (
-            "what was wrong",
-            "what was wrong",
-            "gradient[0]",
-            7,
-        )
+        assert (str(other), other.message) == (str(error), "what was wrong")
+        assert (other.field, other.request_id, other.code) == ("gradient[0]", 7, error_type.code)
 
 
 @pytest.mark.parametrize(
@@ -62,4 +58,4 @@ def test_every_status_is_an_error(code: grpc.StatusCode) -> None:
 
 def test_malformed_details_are_passed_over() -> None:
     error = error_from_status(grpc.StatusCode.NOT_FOUND, "no", (("grpc-status-details-bin", b"\xff\xff"), ("a", "b")))
-    assert (str(error), error.field) == ("no", None)
+    assert (error.message, error.field, error.code) == ("no", None, "GS_NOT_FOUND")

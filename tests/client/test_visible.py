@@ -42,5 +42,5 @@ def test_only_the_first_of_several_lines_begins_a_line() -> None:
 
 def test_messages_of_errors_do_nothing_to_a_terminal() -> None:
     error = error_from_status(grpc.StatusCode.NOT_FOUND, "no \x1b[2J\u202e\nforged", None)
-    assert str(error) == "no \\x1b[2J\\u202e\n  forged"
+    assert str(error) == "no \\x1b[2J\\u202e\n  forged [GS_NOT_FOUND]"
     assert error.message == "no \x1b[2J\u202e\nforged"

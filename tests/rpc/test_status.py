@@ -156,7 +156,8 @@ def test_exceptions_say_their_message_and_survive_pickling(exception: type[grads
     error.request_id = 7
     for each in (error, pickle.loads(pickle.dumps(error))):  # noqa: S301
         assert type(each) is exception
-        assert str(each) == each.message == "expected 'a', got \"b\""
+        assert str(each) == f"{each.message} [{each.code}]"
+        assert each.message == "expected 'a', got \"b\""
         assert (each.field, each.request_id) == ("x.y", 7)
     assert exception("no field").field is None
 
@@ -292,7 +293,7 @@ def test_foreign_details_are_passed_over(details: bytes | str) -> None:
 def test_a_status_without_a_message_is_named(message: str | None) -> None:
     error = error_from_status(grpc.StatusCode.DATA_LOSS, message, None)
     assert type(error) is gradserve.InternalError
-    assert str(error) == "DATA_LOSS"
+    assert str(error) == "DATA_LOSS [GS_INTERNAL]"
 
 
 @pytest.mark.parametrize(

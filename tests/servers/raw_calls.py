@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from gradserve_protocol.troubleshooting import BY_CODE, DOMAIN
 from gradserve_protocol.v1 import (
     accumulator_service_pb2,
     batch_norm_layer_service_pb2,
@@ -49,31 +50,37 @@ class Failure:
         message: What was said.
         field: The violated field of the google.rpc.BadRequest, None when there is none.
         retry_after: The seconds of the google.rpc.RetryInfo, None when there is none.
+        fine_code: The reason of the google.rpc.ErrorInfo, None when there is none.
     """
 
     code: grpc.StatusCode
     message: str
     field: str | None
     retry_after: float | None = dataclasses.field(default=None, compare=False)
+    fine_code: str | None = dataclasses.field(default=None, compare=False)
 
 
 def failure_of(error: Any) -> Failure:
     """Reads a grpc.RpcError; the details must agree with the status."""
-    field = retry_after = None
+    field = retry_after = fine_code = None
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
             assert (status.code, status.message) == (error.code().value[0], error.details())
             for detail in status.details:
                 violation, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+                info = error_details_pb2.ErrorInfo()
                 if detail.Unpack(violation):
                     (only,) = violation.field_violations
                     assert only.description == error.details()
                     field = only.field
+                elif detail.Unpack(info):
+                    assert (info.domain, info.reason in BY_CODE) == (DOMAIN, True)
+                    fine_code = info.reason
                 else:
                     assert detail.Unpack(retry)
                     retry_after = retry.retry_delay.ToNanoseconds() / 1e9
-    return Failure(error.code(), error.details(), field, retry_after)
+    return Failure(error.code(), error.details(), field, retry_after, fine_code)
 
 
 class RawCalls:

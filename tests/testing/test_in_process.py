@@ -193,7 +193,7 @@ def test_closing_the_client_ends_its_calls(server: InProcessServer, name: str) -
         eventually(waiting.info, lambda info: not info.num_waiting)
     (error,) = errors
     assert isinstance(error, gradserve.CallCancelledError)
-    assert str(error) == "the client is closed"
+    assert str(error) == "the client is closed [GS_CANCELLED]"
     with pytest.raises(gradserve.CallCancelledError, match="the client is closed"):
         net.info()
 

@@ -43,8 +43,9 @@ class TensorServiceStub(object):
     the metadata: `authorization: Bearer TOKEN`.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.
-    Errors about a field of the request carry a google.rpc.BadRequest in the
-    standard `grpc-status-details-bin` trailer.
+    Errors about a field of the request carry a google.rpc.BadRequest, and those
+    with a finer code than their status a google.rpc.ErrorInfo, whose reason is the
+    code, in the standard `grpc-status-details-bin` trailer.
     """
 
     def __init__(self, channel):
@@ -103,8 +104,9 @@ class TensorServiceServicer(object):
     the metadata: `authorization: Bearer TOKEN`.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.
-    Errors about a field of the request carry a google.rpc.BadRequest in the
-    standard `grpc-status-details-bin` trailer.
+    Errors about a field of the request carry a google.rpc.BadRequest, and those
+    with a finer code than their status a google.rpc.ErrorInfo, whose reason is the
+    code, in the standard `grpc-status-details-bin` trailer.
     """
 
     def PutTensors(self, request_iterator, context):
@@ -261,8 +263,9 @@ class TensorService(object):
     the metadata: `authorization: Bearer TOKEN`.
     RESOURCE_EXHAUSTED: a limit of the server was reached; the message says which
     limit, what was asked for, what is in use and what is allowed.
-    Errors about a field of the request carry a google.rpc.BadRequest in the
-    standard `grpc-status-details-bin` trailer.
+    Errors about a field of the request carry a google.rpc.BadRequest, and those
+    with a finer code than their status a google.rpc.ErrorInfo, whose reason is the
+    code, in the standard `grpc-status-details-bin` trailer.
     """
 
     @staticmethod

@@ -153,7 +153,7 @@ class CallMemory(Generic[RecordT]):
         return found.record
 
     def knows(self, call: RequestId) -> tuple[RecordT | None, bool]:
-        """Returns the record of a call, and whether it may have been forgotten. Changes nothing, whoever asks."""
+        """Returns the record of a call, and whether it may have been forgotten. Does not renew its client."""
         window = self._clients.get(call.client_id)
         if window is None:
             return None, False

@@ -12,6 +12,7 @@ from gradserve_server.commands.cluster import cluster
 from gradserve_server.commands.credentials import certificates, token
 from gradserve_server.commands.doctor.command import doctor
 from gradserve_server.commands.exit_codes import listed
+from gradserve_server.commands.explain import explain
 from gradserve_server.commands.info import health, info
 from gradserve_server.commands.kernels import kernels
 from gradserve_server.commands.parameters import parameters
@@ -82,6 +83,7 @@ for command in (
     completion,
     demo,
     doctor,
+    explain,
     health,
     info,
     kernels,

@@ -1,6 +1,6 @@
 """`gradserve ls`, `show` and `rm`: what is on servers, of each kind."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from gradserve_server.commands.wording import (
     echo_json,
     json_option,
     size,
+    some,
     table,
     tell,
     tell_problem,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from gradserve_protocol.server_status import AccumulatorStatus, LayerStatus, ParametersStatus, RoundStatus
 
 _MOST_ACCUMULATORS = 1000
-_MOST_NAMED = 20
 _MUCH_LONGER = 3
 _LONGER_SECONDS = 2.0
 
@@ -274,13 +274,13 @@ def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus |
         + f", {info.num_waiting} calls wait",
     ]
     if info.worker_ids:
-        lines.append(f"  from {_some(info.worker_ids)}")
+        lines.append(f"  from {some(info.worker_ids)}")
     if status is None:
         return lines
     if status.missing and _is_overdue(status, uptime):
-        lines.append(f"  missing from the round before: {_some(status.missing)}")
+        lines.append(f"  missing from the round before: {some(status.missing)}")
     if status.different:
-        lines.append(f"  with other parameters than most: {_some(map(_different, status.different.items()))}")
+        lines.append(f"  with other parameters than most: {some(map(_different, status.different.items()))}")
     lines.append(
         f"since the server started: {status.accepted} gradients accepted, {status.stale} stale, "
         f"{status.duplicate} duplicate, {status.refused} refused; {status.rounds_per_second:.1f} rounds/s"
@@ -314,8 +314,8 @@ def _round(described: "RoundStatus", uptime: float) -> tuple[str, ...]:
         duration(described.ended - described.began),
         str(len(in_time)),
         f"{last.worker_id or '(no id)'} after {duration(last.after)}" if last else "",
-        _some(each.worker_id or "(no id)" for each in described.arrivals if each.stale),
-        _some(described.missing),
+        some(each.worker_id or "(no id)" for each in described.arrivals if each.stale),
+        some(described.missing),
     )
 
 
@@ -335,12 +335,6 @@ def _tensor(tensor: "gradserve.TensorHandle") -> list[str]:
     return [f"{tensor.dtype} {list(tensor.shape)}"]
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = list(dict.fromkeys(names))
-    more = len(listed) - _MOST_NAMED
-    return ", ".join(listed[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
 def _different(worker: tuple[str, int]) -> str:
     worker_id, equal_at = worker
     return worker_id if equal_at < 0 else f"{worker_id} (equal at step {equal_at})"
@@ -348,7 +342,7 @@ def _different(worker: tuple[str, int]) -> str:
 
 _TEXT: dict[str, Callable[..., list[str]]] = {
     ACCUMULATORS: _accumulator,
-    PARAMETERS: partial(parameters_command.described, some=_some),
+    PARAMETERS: partial(parameters_command.described, some=some),
     LAYERS: _layer,
     TENSORS: _tensor,
 }

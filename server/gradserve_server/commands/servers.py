@@ -1,6 +1,7 @@
 """The servers at an address, and what is on them: options that name these, completions, questions to each server."""
 
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,6 +123,24 @@ def connected(address: str, timeout: float, **options: Any) -> Iterator["gradser
         raise SettingsError(str(error)) from None
     except gradserve.GradserveError as error:
         raise click.ClickException(f"{address}: {error}") from None
+
+
+def on_server(words: Sequence[str], address: str, tls_options: Mapping[str, Any]) -> str:
+    """Returns a command for a shell that asks the server at an address.
+
+    Args:
+        words: The words of the command; its last argument is the address.
+        address: The address.
+        tls_options: The options of `tls_of`, which the command gets, too.
+    """
+    options = [
+        ("--tls-ca", tls_options.get("tls_ca")),
+        ("--tls-client-certificate", tls_options.get("tls_client_certificate")),
+        ("--tls-client-key", tls_options.get("tls_client_key")),
+    ]
+    given = [word for name, value in options if value for word in (name, value)]
+    to = ["--address"] if "rm" in words[:2] else []
+    return shlex.join([*words, *to, address, *(["--tls"] if tls_options.get("uses_tls") else []), *given])
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,16 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], right: froze
     return [line.rstrip() for line in lines]
 
 
+_MOST_NAMED = 20
+
+
+def some(names: Iterable[str], most: int = _MOST_NAMED) -> str:
+    """Returns names, each once, with commas between them; of many the first ones, and how many more there are."""
+    listed = list(dict.fromkeys(names))
+    more = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def block(lines: Iterable[str]) -> str:
     """Returns lines as one text. Names and messages in them cannot begin a line or control a terminal."""
     return "\n".join(visible(line).rstrip() for line in lines)

@@ -80,7 +80,7 @@ def _findings(name: str, observations: Iterator[Observation], server: str = "") 
         for verdict, found, cure in observations:
             yield Finding(name, verdict, found, cure, server)
     except gradserve.GradserveError as error:
-        yield Finding(name, Verdict.PROBLEM, str(error), "look it up in docs/troubleshooting.md", server)
+        yield Finding(name, Verdict.PROBLEM, str(error), f"gradserve explain {error.code}", server)
     except Exception as error:
         text = f"the check has failed: {type(error).__name__}: {error}"
         yield Finding(name, Verdict.PROBLEM, text, "report it as a fault of gradserve doctor", server)

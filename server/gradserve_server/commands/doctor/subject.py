@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from gradserve_server.commands.servers import tls_of
+from gradserve_server.commands.servers import on_server, tls_of
 
 if TYPE_CHECKING:  # imported late: other commands do not need them, and start sooner
     import gradserve
@@ -135,11 +135,4 @@ class Subject:
 
     def on_server(self, command: str) -> str:
         """Returns a command that asks this server, with the options that reach it."""
-        options = [
-            ("--tls-ca", self.tls_options.get("tls_ca")),
-            ("--tls-client-certificate", self.tls_options.get("tls_client_certificate")),
-            ("--tls-client-key", self.tls_options.get("tls_client_key")),
-        ]
-        given = [word for name, value in options if value for word in (name, value)]
-        flag = ["--tls"] if self.tls_options.get("uses_tls") else []
-        return shlex.join(["gradserve", *shlex.split(command), self.address, *flag, *given])
+        return on_server(["gradserve", *shlex.split(command)], self.address, self.tls_options)
