@@ -139,7 +139,7 @@ class TestWaitThatEnds:
 
     def test_so_does_that_of_a_take(self, client: gradserve.Client) -> None:
         acc = client.conditional_accumulator("float32")
-        with pytest.raises(gradserve.DeadlineExceededError, match=r"with request_id=\d+$") as failure:
+        with pytest.raises(gradserve.DeadlineExceededError, match=r"with request_id=\d+ \[GS_\w+\]$") as failure:
             acc.take_grad(1, timeout=0.05)
         acc.apply_grad(4)
         assert acc.take_grad(1, request_id=failure.value.request_id) == 4

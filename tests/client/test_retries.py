@@ -323,9 +323,7 @@ def test_all_attempts_share_the_time(exchange: Exchange, limit: float) -> None:
 
 def test_when_the_time_is_over_it_is_over() -> None:
     server = Server(*unavailable("no", "no"), takes=TIMEOUT_SECONDS / 2)
-    with pytest.raises(
-        UnavailableError, match=r"^no \\[GS_UNAVAILABLE\\]\nThe client tried again until .* was over, 60 s"
-    ):
+    with pytest.raises(UnavailableError, match=r"^no \[\w+\]\nThe client tried again until .* was over, 60 s"):
         server.drive(one(UNARY))
     assert len(server.pauses) == 1
 

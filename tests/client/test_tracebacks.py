@@ -77,7 +77,7 @@ def test_the_whole_traceback_is_short(client: gradserve.Client) -> None:
     lines = "".join(traceback.format_exception(raised.value)).splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[2].strip() == "accumulator.apply_grad([1.0, 2.0, 3.0])"
-    assert lines[-1] == f"gradserve.InvalidArgumentError: {raised.value.message}"
+    assert lines[-1] == f"gradserve.InvalidArgumentError: {raised.value.message} [GS_SHAPE_MISMATCH]"
     assert len(lines) <= 5
 
 

@@ -243,7 +243,9 @@ def test_what_is_not_a_handle(
     client: gradserve.Client, op: str, make: Callable[[gradserve.Client], Any], message: str
 ) -> None:
     name = "resource" if op == "DestroyResourceOp" else "handle"
-    with pytest.raises(gradserve.InvalidArgumentError, match=f"expected an AccumulatorHandle, .*{message}$") as raised:
+    with pytest.raises(
+        gradserve.InvalidArgumentError, match=rf"expected an AccumulatorHandle, .*{message} \["
+    ) as raised:
         getattr(client.raw_ops, op)(**{name: make(client), **HANDLE_CALLS[op]})
     assert raised.value.field == name
 
@@ -256,7 +258,7 @@ def test_a_handle_of_the_other_kind(client: gradserve.Client, op: str) -> None:
         wanted, given, handle = "sparse", "dense", client.conditional_accumulator("float32").accumulator_ref
     name = f"'{handle.container}/{handle.name}'"
     with pytest.raises(
-        gradserve.InvalidArgumentError, match=f"^expected a {wanted} accumulator, got the {given} {name}$"
+        gradserve.InvalidArgumentError, match=rf"^expected a {wanted} accumulator, got the {given} {name} \["
     ):
         getattr(client.raw_ops, op)(handle=handle, **HANDLE_CALLS[op])
 

@@ -62,7 +62,7 @@ async def cancelling() -> AsyncIterator[Cancelling]:
 @pytest.mark.parametrize(("kind", "attempts"), [("unary", 5), ("upload", 5), ("download", 1)])
 async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kind: str, attempts: int) -> None:
     assert len(RetryPolicy().pauses) + 1 == 5
-    said = "^the server stopped, or something on the way to it ended the call: CANCELLED$"
+    said = r"^the server stopped, or something on the way to it ended the call: CANCELLED \[GS_CONNECTION_LOST\]$"
     with (
         gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS, transport="grpc") as client,
         pytest.raises(gradserve.UnavailableError, match=said),

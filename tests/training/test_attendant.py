@@ -116,7 +116,7 @@ def test_a_state_that_the_server_refuses(
         with training.attendant.at_rest(step, ["me"]):
             if training.requests.answered.wait(0.001):
                 break
-    assert training.requests.refusals == [str(error)]
+    assert training.requests.refusals == [error.message]
 
 
 def test_errors_of_the_server_are_logged_once(

@@ -424,7 +424,7 @@ class Attendant:
 
     def _say(self, problem: Exception) -> None:
         """Tells waiting workers, and the log once, why this worker cannot send its state, and goes on."""
-        text = f"{problem}" if isinstance(problem, GradserveError) else f"{type(problem).__qualname__}: {problem}"
+        text = problem.message if isinstance(problem, GradserveError) else f"{type(problem).__qualname__}: {problem}"
         if text != self._problem:
             unknown = None if isinstance(problem, GradserveError) else problem
             _log.warning(

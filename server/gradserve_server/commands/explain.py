@@ -142,7 +142,7 @@ class _Thing:
 
 @dataclass(frozen=True)
 class _Found:
-    """What a server knows of a question.
+    """A server's knowledge of what was asked.
 
     Attributes:
         things: What has the name.
@@ -202,7 +202,7 @@ def _lease(client: "gradserve.Client", kind: str, status: Any) -> float | None:
 
 @dataclass(frozen=True)
 class _Explanation:
-    """What the command prints.
+    """The output of the command.
 
     Attributes:
         question: The question.
@@ -226,7 +226,7 @@ class _Explanation:
 
     @property
     def requests(self) -> "list[RequestStatus]":
-        """What is known of the request; where it may have been forgotten only if nothing better is known."""
+        """The places that know the request; those that may have forgotten it only if there is no other."""
         every = [request for each in self.found for request in each.requests]
         return [each for each in every if each.outcome != "forgotten"] or every
 

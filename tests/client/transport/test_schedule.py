@@ -129,7 +129,7 @@ def test_the_first_error_ends_the_others(log: Log) -> None:
     assert run.steps.cancelled == ["b"]
     assert log.lines == ["c: NotFoundError", "b: CallCancelledError"]
     assert run.schedule.is_over
-    with pytest.raises(NotFoundError, match="^gone$"):
+    with pytest.raises(NotFoundError, match=r"^gone \[GS_\w+\]$"):
         run.schedule.results()
 
 
