@@ -175,7 +175,7 @@ class RegionPayloads(Payloads):
 
     def handed_over(self, region: Region | GpuRegion, refusal: GradserveError | None, /) -> None:
         if isinstance(region, GpuRegion):
-            self._gpu.handed_over(region, None if refusal is None else str(refusal))
+            self._gpu.handed_over(region, None if refusal is None else refusal.message)
         elif refusal is None:
             gone, number = self._gone, region.number
             self._handed_over[number] = weakref.ref(region, lambda _: gone.append(number))
