@@ -166,7 +166,7 @@ def test_the_first_error_ends_the_others(
 
     with pytest.raises(gradserve.NotFoundError):
         transport.run(together(taking(), failing()))
-    assert ended == ["cancelled: another of the operations that ran together has failed"]
+    assert ended == ["cancelled: another of the operations that ran together has failed [GS_CANCELLED]"]
     eventually(lambda: transport.run(accumulators[0].info()).num_waiting == 0)
 
 
