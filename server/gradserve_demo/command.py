@@ -101,7 +101,7 @@ def demo(
         if address is not None:  # A cluster is looked up once, not by each worker.
             address = ",".join(map(str, servers_to_connect(address, _DEFAULTS.timeout)))
     except gradserve.InvalidArgumentError as error:
-        raise SettingsError(f"--address: {error}") from None
+        raise SettingsError(f"--address: {error.message}") from None
     except gradserve.GradserveError as error:
         raise click.ClickException(str(error)) from None
     try:

@@ -314,7 +314,8 @@ def _configuration(settings: dict[str, Any]) -> ServerConfig:
         return ServerConfig.model_validate(nested)
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidArgumentError(f"{first['loc'][-1]}: {first['msg']}, got {first['input']!r}") from None
+        text = getattr(first.get("ctx", {}).get("error"), "message", first["msg"])
+        raise InvalidArgumentError(f"{first['loc'][-1]}: {text}, got {first['input']!r}") from None
 
 
 def _named(methods: tuple[str, ...]) -> set[str]:

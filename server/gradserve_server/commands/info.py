@@ -83,7 +83,7 @@ def _asked(address: str, timeout: float, tls: "gradserve.TLS | None") -> _Health
     try:
         status, _, reason = check_health(address, timeout, tls).partition(": ")
     except gradserve.InvalidArgumentError as error:
-        raise SettingsError(str(error)) from None
+        raise SettingsError(error.message) from None
     return _Health(address, status == "SERVING", status, reason)
 
 

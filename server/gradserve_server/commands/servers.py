@@ -96,7 +96,7 @@ def tls_of(
     try:
         return gradserve.TLS(tls_ca or None, tls_client_certificate or None, tls_client_key or None)
     except gradserve.InvalidArgumentError as error:
-        raise SettingsError(str(error)) from None
+        raise SettingsError(error.message) from None
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def connected(address: str, timeout: float, **options: Any) -> Iterator["gradser
         with gradserve.connect(address, timeout=timeout, tls=tls_of(**tls), **options) as client:
             yield client
     except gradserve.InvalidArgumentError as error:
-        raise SettingsError(str(error)) from None
+        raise SettingsError(error.message) from None
     except gradserve.GradserveError as error:
         raise click.ClickException(f"{address}: {error}") from None
 
@@ -177,7 +177,7 @@ def servers_at(address: str, timeout: float) -> tuple[str, ...]:
     try:
         found = tuple(map(str, servers_to_connect(address, timeout)))
     except gradserve.InvalidArgumentError as error:
-        raise SettingsError(str(error)) from None
+        raise SettingsError(error.message) from None
     except gradserve.GradserveError as error:
         raise click.ClickException(f"{address}: {error}") from None
     is_named = len(found) == 1 and ("://" not in address or address.startswith("unix:"))
@@ -230,7 +230,7 @@ def ask_one(
     try:
         client = gradserve.connect(servers[index], timeout=timeout, tls=tls)
     except gradserve.InvalidArgumentError as error:
-        raise SettingsError(str(error)) from None
+        raise SettingsError(error.message) from None
     try:
         with client:
             if problem := misplaced(client.server_info().member, index, len(servers)):

@@ -149,7 +149,8 @@ def make_config(settings: Mapping[str, Setting]) -> ServerConfig:
 def _describe(problem: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     name = str(problem["loc"][1])
     if problem["type"] == "value_error":  # from our own validators, which say what they expected
-        text = str(problem["ctx"]["error"])
+        error = problem["ctx"]["error"]
+        text = getattr(error, "message", str(error))  # without the code of a client's error
     else:
         expected = next(each.words for each in _field(name).metadata if isinstance(each, Expected))
         text = f"expected {expected}, got {problem['input']!r}"

@@ -40,7 +40,7 @@ def check_settings(subject: Subject) -> Iterator[Observation]:
     except gradserve.InvalidArgumentError as error:
         field = error.field or ""
         option = _OPTIONS.get(field, "ADDRESS or GRADSERVE_ADDRESS: HOST:PORT or unix:PATH")
-        yield problem(str(error), f"unset or correct {field}" if field in os.environ else f"correct {option}")
+        yield problem(error.message, f"unset or correct {field}" if field in os.environ else f"correct {option}")
         return
     token = "a token" if settings.token is not None else "no token"
     encrypted = "TLS" if settings.certificates is not None else "no TLS"

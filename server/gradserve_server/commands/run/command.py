@@ -300,7 +300,7 @@ def _listening(context: click.Context, listen: str | None) -> Address | None:
     try:
         address = Address.to_listen(listen)
     except InvalidArgumentError as error:
-        raise click.UsageError(f"--listen: {error}", context) from None
+        raise click.UsageError(f"--listen: {error.message}", context) from None
     if address.path:
         raise click.UsageError(f"expected HOST:PORT for --listen, got {listen!r}", context)
     return address
@@ -314,7 +314,7 @@ def _given_server(
         try:
             addresses_to_connect(address)
         except InvalidArgumentError as error:
-            raise click.UsageError(f"--server: {error}", context) from None
+            raise click.UsageError(f"--server: {error.message}", context) from None
     variables = {**os.environ, ADDRESS_VARIABLE: address}
     files = {**tls}
     if files.pop("uses_tls"):
