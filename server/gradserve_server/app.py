@@ -39,7 +39,7 @@ from gradserve_server.ops.runner import OpRunner
 from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.restoring import restore_parameters
-from gradserve_server.parts import Parts, ResourceCounts, open_state, within_descriptors
+from gradserve_server.parts import Parts, ResourceCounts, backups_of, open_state, within_descriptors
 from gradserve_server.resources.cluster import member_of
 from gradserve_server.resources.lifetimes import Expiry, Lifetimes
 from gradserve_server.resources.memory import Budgets, Memory
@@ -162,6 +162,7 @@ class Server:
         )
 
         self._state = open_state(config.state)
+        self._backups = backups_of(config.state, parts.wall_clock)
         self._shared_memory, self._readers = SharedMemory(limits.max_region_bytes), Readers()
         self.registry = self._make_registry()
         self.parameters = self._make_parameters(self.registry.factory)
@@ -313,6 +314,7 @@ class Server:
             member=self._member,
             uptime=lambda: time.monotonic() - started,
             http_url=lambda: self.observation.url,
+            backups=lambda: None if self._backups is None else self._backups.figures,
         )
         return StatusSource(facts, self.registry, self.parameters, self.observed)
 
@@ -465,6 +467,8 @@ class Server:
         self.observation.serve()
         self._lasting.append(lasting_task("ending what has expired", self._leases.run, _log))
         self._lasting.append(lasting_task("the line about the last minute", self.summary.run, _log))
+        if self._backups is not None:
+            self._lasting.append(lasting_task("taking backups", self._backups.run, _log))
         if self._watch is not None:
             self._watch.start()
         if self.access is not None:

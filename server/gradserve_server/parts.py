@@ -1,8 +1,10 @@
 """Components of a server: the replaceable parts with their defaults, its state directory, its counts."""
 
+import json
 import logging
 import resource
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from gradserve_protocol.tls import CertificateFiles
 from gradserve_server.accumulators.journal import AccumulatorJournals
 from gradserve_server.accumulators.places.device_place import ConvertingReducer
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.sharding.home import later_incarnation
 from gradserve_server.config import LimitsConfig, StateConfig
 from gradserve_server.devices.device import CpuDevice, Device, GpuSharing
 from gradserve_server.devices.host.kernels import ForkJoin
@@ -39,6 +42,7 @@ from gradserve_server.rpc.listeners.sockets.context import FairSockets
 from gradserve_server.rpc.listeners.sockets.payloads import max_regions
 from gradserve_server.runtime.event_loop import ServiceClock
 from gradserve_server.runtime.files import reason_of
+from gradserve_server.storage.backup_schedule import BackupSchedule
 from gradserve_server.storage.directory import StateDirectory, StateError
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.store import StateStore
@@ -163,6 +167,14 @@ def open_state(config: StateConfig) -> "ServerState | None":
     return ServerState(store, Durability[config.durability.upper()])
 
 
+def backups_of(config: StateConfig, wall_clock: Callable[[], int]) -> BackupSchedule | None:
+    """Returns the schedule of the configured backups; None if there are to be none."""
+    if config.backup_dir is None or config.state_dir is None:
+        return None
+    folder, keep = Path(config.backup_dir), config.backup_keep
+    return BackupSchedule(Path(config.state_dir), folder, config.backup_interval_seconds, keep, wall_clock)
+
+
 class ServerState:
     """An open state directory.
 
@@ -178,6 +190,34 @@ class ServerState:
         self.accumulators = AccumulatorJournals(store, default)
         self.parameters = ParametersJournals(store, default)
         self.layers = LayerJournals(store, default)
+
+
+def renew_incarnations(database: sqlite3.Connection, new_id: Callable[[], str], now: int) -> None:
+    """Gives the resources of a restored backup other incarnations, so that no client takes them for what it had.
+
+    Those of sharded accumulators, and of the shards of parameters with another home, stay: the other servers know them
+    by these. Sharded parameters get another one at their home, later than those before, because shards on other servers
+    may be ahead of the backup: their versions must not be mixed with those of this home.
+
+    Args:
+        database: The database of the copy, in a transaction.
+        new_id: Returns a unique id.
+        now: The time in nanoseconds since 1970.
+    """
+    for kind in ("accumulator", "parameters", "layer"):
+        spec = "config" if kind == "layer" else "spec"
+        for number, incarnation, text in database.execute(f"SELECT id, incarnation, {spec} FROM {kind}").fetchall():
+            record = json.loads(text)
+            is_sharded = kind != "layer" and bool(record.get("num_shards"))
+            if is_sharded and (kind == "accumulator" or record.get("follows")):
+                continue
+            renewed = later_incarnation(incarnation, new_id(), now) if is_sharded else new_id()
+            database.execute(f"UPDATE {kind} SET incarnation = ? WHERE id = ?", (renewed, number))
+            if kind == "parameters":
+                database.execute(
+                    "UPDATE parameters_part SET home = ? WHERE parameters = ? AND home = ?",
+                    (renewed, number, incarnation),
+                )
 
 
 @dataclass(frozen=True)

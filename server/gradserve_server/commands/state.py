@@ -1,8 +1,9 @@
-"""`gradserve state`: looks at the state directory of a server that does not run."""
+"""`gradserve state`: looks at the state directory of a server that does not run, or backs up that of any server."""
 
 import asyncio
 import io
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from gradserve_server.commands.wording import bytes_of, reading, size, tell, tell_problem
+from gradserve_server.commands.wording import bytes_of, duration, reading, size, tell, tell_problem
 from gradserve_server.resources.registry import DEFAULT_CONTAINER
 
 if TYPE_CHECKING:  # imported late: other commands need none of it, and start sooner
@@ -26,7 +27,7 @@ _directory = click.argument("directory", type=click.Path(path_type=Path, file_ok
 
 @click.group()
 def state() -> None:
-    """Check, repair or export the state directory of a server that does not run."""
+    """Back up the state directory of a server; check, repair, export or restore it while no server runs."""
 
 
 @state.command()
@@ -35,7 +36,7 @@ def check(directory: Path) -> None:
     """Read and verify all of DIRECTORY. Exit with 1 if something is damaged."""
     from gradserve_server.storage.journal import RESIZED, num_incoming
 
-    with _opened(directory) as store:
+    with _opened(directory, may_be_backup=True) as store:
         found = _found_in(store)
         incoming = num_incoming(store)
         wrong = store.faults
@@ -133,7 +134,7 @@ def export(directory: Path, name: str, output: Path, container: str, kind: str |
     """
     from gradserve_server.storage.directory import DAMAGES, StateError
 
-    with _opened(directory) as store:
+    with _opened(directory, may_be_backup=True) as store:
         numbers = {
             each: rows[0][0]
             for each in ("accumulator", "parameters")
@@ -216,6 +217,61 @@ def _export_version(store: "StateStore", number: int, output: Path, step: int | 
     tell(f"{output}: step {version.step}, {size(output.stat().st_size)}")
 
 
+@state.command()
+@click.argument("backup", type=click.Path(path_type=Path))
+@click.option(
+    "--state-dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="GRADSERVE_STATE_DIR",
+    required=True,
+    help="state directory of the server, which may run meanwhile",
+)
+def backup(backup: Path, directory: Path) -> None:
+    """Copy a state directory to BACKUP, a new or an empty folder, as it is at one moment.
+
+    The server goes on without a pause. BACKUP gets its name only when all of it is on disk, and every value in it was
+    verified. Run it as the user of the server, on its machine.
+    """
+    from gradserve_server.storage.backup import back_up, num_bytes_of
+
+    with _copying(), bytes_of("copying", num_bytes_of(directory)) as add:
+        taken = back_up(directory, backup, add)
+    tell(f"{backup}: commit {taken.commit}, {size(taken.num_bytes)}, in {duration(taken.seconds)}")
+
+
+@state.command()
+@click.argument("backup", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("directory", type=click.Path(path_type=Path))
+def restore(backup: Path, directory: Path) -> None:
+    """Make DIRECTORY, which is new or empty, a state directory with what is in BACKUP.
+
+    Clients of the server that was backed up do not take what is restored for what they had: they get errors until they
+    open it anew.
+    """
+    from gradserve_server.parts import renew_incarnations
+    from gradserve_server.resources.registry import RandomIds, ServerRun
+    from gradserve_server.storage.backup import num_bytes_of
+    from gradserve_server.storage.backup import restore as restore_backup
+
+    new_id = ServerRun(RandomIds()).new_id
+    with _copying(), bytes_of("copying", num_bytes_of(backup)) as add:
+        made = restore_backup(
+            backup, directory, lambda database: renew_incarnations(database, new_id, time.time_ns()), add
+        )
+    tell(f"{directory}: commit {made.commit}, {size(made.num_bytes)}, in {duration(made.seconds)}")
+
+
+@contextmanager
+def _copying() -> "Iterator[None]":
+    from gradserve_server.storage.directory import StateError
+
+    try:
+        yield
+    except (StateError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
 class _ToldFile(io.BufferedWriter):
     """A new file that tells how many bytes are written to it."""
 
@@ -235,12 +291,12 @@ class _LostError(click.ClickException):
 
 
 @contextmanager
-def _opened(directory: Path) -> "Iterator[StateStore]":
+def _opened(directory: Path, *, may_be_backup: bool = False) -> "Iterator[StateStore]":
     from gradserve_server.storage.directory import LostDatabaseError, StateDirectory, StateError
     from gradserve_server.storage.store import StateStore
 
     try:
-        store = StateStore(StateDirectory(directory, make=False), damaged=True)
+        store = StateStore(StateDirectory(directory, make=False, may_be_backup=may_be_backup), damaged=True)
     except LostDatabaseError as error:
         raise _LostError(str(error)) from None
     except (StateError, OSError) as error:

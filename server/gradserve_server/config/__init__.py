@@ -163,8 +163,14 @@ class ListenConfig(Concern):
     ] = None
 
 
+def _with_state_dir(value: str | None, given: ValidationInfo) -> str | None:
+    if value is not None and given.data.get("state_dir") is None:
+        raise ValueError("expected state_dir as well: the directory that is backed up")
+    return value
+
+
 class StateConfig(Concern):
-    """The state on disk."""
+    """The state on disk, and its backups."""
 
     state_dir: Annotated[
         str | None,
@@ -180,6 +186,22 @@ class StateConfig(Concern):
         ),
         Expected("none, round or gradient"),
     ] = "round"
+    backup_dir: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="folder in which the server keeps backups of its state directory, which it takes while it "
+            "serves (default: it takes none)",
+        ),
+        AfterValidator(_with_state_dir),
+        Expected("the path of a directory"),
+    ] = None
+    backup_interval_seconds: Annotated[
+        Seconds, Field(description="with --backup-dir: time from the beginning of one backup to that of the next")
+    ] = 3600.0
+    backup_keep: Annotated[
+        Count, Field(description="with --backup-dir: backups that are kept; older ones are removed")
+    ] = 3
 
 
 def _with_certificate(key: str | None, given: ValidationInfo) -> str | None:

@@ -57,6 +57,8 @@ _KUBERNETES_URL = re.compile(r"(tcp|udp|sctp)://.+")
 
 _METAVARS = {
     "access": "FILE",
+    "backup_dir": "PATH",
+    "backup_keep": "N",
     "bulk_listen": "ADDRESS",
     "cluster": "NAME",
     "http_host": "HOST",

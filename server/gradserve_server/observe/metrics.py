@@ -27,6 +27,7 @@ from gradserve_server.observe.status.source import (
     Figures,
     ParametersFigures,
 )
+from gradserve_server.storage.backup_schedule import BackupFigures
 
 _CALL_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 _OPEN_METRICS = "application/openmetrics-text"
@@ -77,6 +78,8 @@ class _Server(Collector):
         yield from _resource_families(figures)
         if figures.upstream:
             yield from _upstream_families(figures.upstream, figures.passed_on)
+        if figures.backups is not None:
+            yield from _backup_families(figures.backups)
         yield GaugeMetricFamily(
             "gradserve_kernels_ready",
             "0 while the kernels of the ops are being loaded or compiled, otherwise 1.",
@@ -392,6 +395,25 @@ def _resource_families(figures: Figures) -> Iterator[Metric]:
         if most:
             limit.add_metric((kind,), most)
     yield from (used, limit)
+
+
+def _backup_families(backups: BackupFigures) -> Iterator[Metric]:
+    """Returns the families of a server that takes backups of its state directory."""
+    taken = CounterMetricFamily("gradserve_backups", "Backups, by outcome: taken or failed.", labels=("outcome",))
+    taken.add_metric(("taken",), backups.num_taken)
+    taken.add_metric(("failed",), backups.num_failed)
+    yield taken
+    for name, text, value in (
+        (
+            "gradserve_newest_backup_timestamp_seconds",
+            "When the newest backup was begun, in seconds since 1970; 0 if there is none.",
+            backups.newest or 0.0,
+        ),
+        ("gradserve_backup_interval_seconds", "The time between two backups.", backups.interval_seconds),
+        ("gradserve_newest_backup_bytes", "The values in the newest backup since the start.", backups.num_bytes),
+        ("gradserve_newest_backup_seconds", "The time that it took.", backups.seconds),
+    ):
+        yield GaugeMetricFamily(name, text, value)
 
 
 def _upstream_families(address: str, counts: Mapping[str, int]) -> Iterator[Metric]:

@@ -255,7 +255,7 @@ def open_database(path: Path, oldest: int = 1) -> sqlite3.Connection:
     connection = None
     try:
         connection = _connected(path)
-        _check(connection, path)
+        check_database(connection, path)
         _upgrade(connection, _format_of(connection, path, oldest))
     except UNREADABLE as error:
         _close(connection)
@@ -313,7 +313,12 @@ def _close(connection: sqlite3.Connection | None) -> None:
         connection.close()
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def check_database(connection: sqlite3.Connection, path: Path) -> None:
+    """Checks the pages of a database, and that its tables belong together.
+
+    Raises:
+        StateError: The database is damaged.
+    """
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise StateError(f"{path}: the database is damaged: {verdict}")
@@ -361,12 +366,11 @@ class CommitFile:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             raise DamagedError(f"{path}: the file is missing, which has the number of the newest commit") from None
-        content = os.pread(self._descriptor, 2 * _SLOT_BYTES, 0)
-        found = [slot for start in (_AT_START, _LATEST) if (slot := _unpacked(content[start:]))]
-        if not found:
+        try:
+            self.number, self.id = _newest_slot(path, os.pread(self._descriptor, 2 * _SLOT_BYTES, 0))
+        except DamagedError:
             os.close(self._descriptor)
-            raise DamagedError(f"{path}: the number of the newest commit is damaged")
-        self.number, self.id = max(found)
+            raise
 
     @classmethod
     def make(cls, path: Path, directory_id: str, number: int) -> Self:
@@ -382,6 +386,23 @@ class CommitFile:
     def close(self) -> None:
         """Closes the file."""
         os.close(self._descriptor)
+
+
+def newest_commit(path: Path) -> tuple[int, str]:
+    """Returns the number of the newest commit and the id of the directory, of a file that a server may be writing.
+
+    Raises:
+        DamagedError: The file is damaged.
+        OSError: It cannot be read.
+    """
+    return _newest_slot(path, path.read_bytes()[: 2 * _SLOT_BYTES])
+
+
+def _newest_slot(path: Path, content: bytes) -> tuple[int, str]:
+    found = [slot for start in (_AT_START, _LATEST) if (slot := _unpacked(content[start:]))]
+    if not found:
+        raise DamagedError(f"{path}: the number of the newest commit is damaged")
+    return max(found)
 
 
 def _packed(directory_id: str, number: int) -> bytes:

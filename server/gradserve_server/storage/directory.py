@@ -34,63 +34,32 @@ class LostDatabaseError(DamagedError):
     """The metadata of a state directory are gone, and with them all that was in it."""
 
 
+class InUseError(StateError):
+    """Another process uses a state directory."""
+
+
 _LOCK = "lock"
 _MARK = "gradserve-state"
 """A file that only state directories have. It says how far the directory has come."""
 _TEXT = "This directory belongs to a gradserve server. Do not change it.\n"
 """All that is in the mark of versions whose state directories had no id."""
-_WITH_ID = re.compile(re.escape(_TEXT) + "id ([0-9a-f]{32})\n")
+_BACKUP_TEXT = "This directory is a backup of a gradserve server's state, for `gradserve state restore`.\n"
+_WITH_ID = re.compile(f"(?:{re.escape(_TEXT)}|{re.escape(_BACKUP_TEXT)})id ([0-9a-f]{{32}})\n")
 _UNFINISHED = "A gradserve server makes this directory. Nothing is in it yet.\n"
+_RESTORED = "A backup of a gradserve server's state is being copied to this directory.\n"
 _OTHERS = (_LOCK, f".{_MARK}", "lost+found")
 """Names that may be in a folder before it becomes a state directory."""
 
 
-class StateDirectory:
-    """A state directory, which one process uses at a time.
+class StateFiles:
+    """The paths in a state directory, or in a backup of one.
 
     Attributes:
         path: The folder.
-        id: The id of the directory, which is in its mark, its database and beside its segments; empty for a directory
-            of an earlier version, and if the mark is damaged.
-        is_new: True until the directory is complete: until then its contents are worthless.
     """
 
-    def __init__(self, path: Path, *, make: bool = True) -> None:
-        """Locks a state directory.
-
-        Args:
-            path: The folder.
-            make: Whether to make one if it does not exist, or is empty.
-
-        Raises:
-            StateError: It is something else, or another process uses it.
-            OSError: It cannot be made or opened.
-        """
+    def __init__(self, path: Path) -> None:
         self.path = path
-        if not self._mark.exists():
-            self._check_empty(make)
-            make_folder(path)
-        self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._mark.exists():  # only now: another process may have made it a moment ago
-                write_file(self._mark, _UNFINISHED.encode())
-            text = self._mark.read_text(errors="replace")
-        except BaseException as error:
-            os.close(self._lock)
-            if isinstance(error, BlockingIOError):
-                raise StateError(f"{path}: another process uses this state directory") from None
-            raise
-        for name in (_LOCK, _MARK):
-            keep_private(path / name)
-        found = _WITH_ID.fullmatch(text)
-        self.id = "" if found is None else found[1]
-        self.is_new = text == _UNFINISHED
-        self._is_damaged = found is None and not self.is_new and text != _TEXT
-
-    def close(self) -> None:
-        """Unlocks the directory."""
-        os.close(self._lock)
 
     @property
     def database(self) -> Path:
@@ -108,8 +77,102 @@ class StateDirectory:
         return self.segments / "commits"
 
     @property
-    def _mark(self) -> Path:
+    def mark(self) -> Path:
+        """The file that only these folders have."""
         return self.path / _MARK
+
+    @property
+    def lock(self) -> Path:
+        """The file that is locked while a process uses the folder."""
+        return self.path / _LOCK
+
+    @property
+    def is_restored(self) -> bool:
+        """True if a backup is being copied to this folder, or that was interrupted."""
+        return self.mark.exists() and self.mark.read_text(errors="replace") == _RESTORED
+
+    @property
+    def is_backup(self) -> bool:
+        """True if it is a backup."""
+        return self.mark.exists() and self.mark.read_text(errors="replace").startswith(_BACKUP_TEXT)
+
+    def read_id(self) -> str:
+        """Returns the id in the mark of a state directory or a backup.
+
+        Raises:
+            StateError: There is no such directory, or its mark has no id.
+            OSError: The mark cannot be read.
+        """
+        if not self.mark.exists():
+            _check_exists(self.path)
+            _check_empty(self.path, may_be_made=False)
+        text = self.mark.read_text(errors="replace")
+        _refuse_copies(self.path, text, may_be_backup=True)
+        found = _WITH_ID.fullmatch(text)
+        if found is None:
+            raise StateError(f"{self.mark}: the mark has no id: it is damaged, or a server is making the directory")
+        return found[1]
+
+    def mark_as_restored(self) -> None:
+        """Says that a backup is being copied to this folder, which is of no use until `mark_as`."""
+        write_file(self.mark, _RESTORED.encode())
+
+    def mark_as(self, directory_id: str, *, backup: bool = False) -> None:
+        """Says that all files are there."""
+        write_file(self.mark, f"{_BACKUP_TEXT if backup else _TEXT}id {directory_id}\n".encode())
+
+
+class StateDirectory(StateFiles):
+    """A state directory, which one process uses at a time.
+
+    Attributes:
+        path: The folder.
+        id: The id of the directory, which is in its mark, its database and beside its segments; empty for a directory
+            of an earlier version, and if the mark is damaged.
+        is_new: True until the directory is complete: until then its contents are worthless.
+    """
+
+    def __init__(self, path: Path, *, make: bool = True, may_be_backup: bool = False) -> None:
+        """Locks a state directory.
+
+        Args:
+            path: The folder.
+            make: Whether to make one if it does not exist, or is empty.
+            may_be_backup: Whether it may be a backup, to look at it.
+
+        Raises:
+            InUseError: Another process uses it.
+            StateError: It is something else.
+            OSError: It cannot be made or opened.
+        """
+        super().__init__(path)
+        if not self.mark.exists():
+            if not make:
+                _check_exists(path)
+            _check_empty(path, may_be_made=make)
+            make_folder(path)
+        self._lock = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self.mark.exists():  # only now: another process may have made it a moment ago
+                write_file(self.mark, _UNFINISHED.encode())
+            text = self.mark.read_text(errors="replace")
+            _refuse_copies(path, text, may_be_backup=may_be_backup)
+        except BaseException as error:
+            os.close(self._lock)
+            if isinstance(error, BlockingIOError):
+                raise InUseError(f"{path}: another process uses this state directory") from None
+            raise
+        for each in (self.lock, self.mark):
+            keep_private(each)
+        found = _WITH_ID.fullmatch(text)
+        self.id = "" if found is None else found[1]
+        self.is_new = text == _UNFINISHED
+        self._is_damaged = found is None and not self.is_new and text != _TEXT
+
+    def close(self) -> None:
+        """Unlocks the directory."""
+        os.close(self._lock)
 
     def check_mark(self) -> None:
         """Checks that the mark is as it was written.
@@ -118,30 +181,51 @@ class StateDirectory:
             DamagedError: It is not.
         """
         if self._is_damaged:
-            raise DamagedError(f"{self._mark}: the mark of the state directory is damaged")
+            raise DamagedError(f"{self.mark}: the mark of the state directory is damaged")
 
     def begin_anew(self) -> None:
         """Discards the contents: the next process that opens the directory creates it again."""
-        write_file(self._mark, _UNFINISHED.encode())
+        write_file(self.mark, _UNFINISHED.encode())
         self.id, self.is_new, self._is_damaged = "", True, False
 
     def identify(self, directory_id: str) -> None:
         """Gives the directory an id, when its files have it. From now on, none of them may be missing or older."""
-        write_file(self._mark, f"{_TEXT}id {directory_id}\n".encode())
+        self.mark_as(directory_id)
         self.id, self.is_new, self._is_damaged = directory_id, False, False
 
-    def _check_empty(self, make: bool) -> None:
-        """Checks that the folder can become a state directory, if it may."""
-        if not self.path.exists():
-            if not make:
-                raise StateError(f"{self.path}: there is no state directory")
-            return
-        if not self.path.is_dir():
-            raise StateError(f"{self.path}: expected a directory")
-        others = [each.name for each in self.path.iterdir() if each.name not in _OTHERS]
-        if others or not make:
-            found = f"it has {sorted(others)[0]!r}" if others else "it is empty"
-            raise StateError(f"{self.path}: expected a state directory of gradserve, but {found} and no {_MARK!r}")
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise StateError(f"{path}: there is no state directory")
+
+
+def _check_empty(path: Path, *, may_be_made: bool = True) -> None:
+    """Checks that a folder can become a state directory: that it does not exist, or has nothing in it.
+
+    Raises:
+        StateError: It cannot, or is empty and no directory may be made.
+    """
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise StateError(f"{path}: expected a directory")
+    others = sorted(each.name for each in path.iterdir() if each.name not in _OTHERS)
+    if others or not may_be_made:
+        found = f"it has {others[0]!r}" if others else "it is empty"
+        raise StateError(f"{path}: expected a state directory of gradserve, but {found} and no {_MARK!r}")
+
+
+def _refuse_copies(path: Path, text: str, *, may_be_backup: bool) -> None:
+    """Refuses a directory by the text of its mark: one that is not restored yet, and perhaps a backup."""
+    if text == _RESTORED:
+        raise StateError(
+            f"{path}: not all of a backup was copied to this directory: begin `gradserve state restore` again"
+        )
+    if text.startswith(_BACKUP_TEXT) and not may_be_backup:
+        raise StateError(
+            f"{path}: this is a backup, and servers leave backups as they are: `gradserve state restore {path} "
+            "DIRECTORY` makes a state directory of it"
+        )
 
 
 _FILE_MODE = 0o600

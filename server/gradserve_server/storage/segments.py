@@ -5,11 +5,13 @@ overwriting existing blocks.
 """
 
 import bisect
+import fcntl
 import json
 import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,9 +21,17 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from gradserve_server.storage.directory import StateError, flush_folder, keep_private, make_folder, remove_file
+from gradserve_server.storage.directory import (
+    DamagedError,
+    StateError,
+    flush_folder,
+    keep_private,
+    make_folder,
+    remove_file,
+)
 
-_SEGMENT_BYTES = 64 << 20
+SEGMENT_BYTES = 64 << 20
+"""The size of new segments."""
 _BLOCK_BYTES = 4096
 """Extents are whole blocks, so that no write touches what another one has written."""
 _OTHERS = ("commits", ".commits")
@@ -35,6 +45,24 @@ def remove_segments(folder: Path) -> None:
     for path in folder.iterdir() if folder.exists() else ():
         if path.suffix == ".segment" or path.name in _OTHERS:
             remove_file(path)
+
+
+@contextmanager
+def kept_from_reuse(folder: Path) -> Iterator[None]:
+    """Keeps all that is in segments as it is, during the block, for a reader beside the server that writes them.
+
+    What the server removes meanwhile stays where it is; the server never waits. A shared lock on the folder says that
+    there is a reader, so it ends with the reader's process, too.
+
+    Raises:
+        OSError: The folder cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # a server holds the lock for a moment only
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +98,13 @@ def _usable(num_bytes: int) -> int:
 class Segments:
     """The segments of a state directory. One thread uses them at a time; any may call `allocate_free`."""
 
-    def __init__(self, folder: Path, segment_bytes: int = _SEGMENT_BYTES) -> None:
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, *, only_read: bool = False) -> None:
         """Opens the segments that exist, all of whose space is free until `occupy`.
 
         Args:
             folder: The folder, which is made if it does not exist. It has the number of the newest commit, too.
             segment_bytes: The size of new segments.
+            only_read: Whether they are opened for reading alone, and left as they are.
 
         Raises:
             StateError: The folder has a file that is no segment.
@@ -88,8 +117,13 @@ class Segments:
         self._free: dict[int, list[Extent]] = {}
         """By segment, in the order of their offsets, without neighbours."""
         self._change_free = threading.Lock()
+        self._retired: list[Extent] = []
+        """What was removed while somebody read beside the server."""
         self._unflushed: set[int] = set()
-        make_folder(folder)
+        self._only_read = only_read
+        if not only_read:
+            make_folder(folder)
+        self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for path in sorted(folder.iterdir()):
             if path.name in _OTHERS:
                 continue
@@ -99,7 +133,7 @@ class Segments:
 
     def close(self) -> None:
         """Closes the files."""
-        for descriptor in self._descriptors.values():
+        for descriptor in (*self._descriptors.values(), self._lock):
             os.close(descriptor)
         self._descriptors.clear()
 
@@ -154,6 +188,9 @@ class Segments:
                 start = each.offset + whole_blocks(each.num_bytes)
             free.append(Extent(segment, start, _usable(self._sizes[segment]) - start))
             self._free[segment] = [each for each in free if each.num_bytes]
+        if not self._is_unread():  # a reader may have come before what is free now was removed
+            self._retired = [each for free in self._free.values() for each in free]
+            self._free = {segment: [] for segment in self._free}
         return faults
 
     def allocate(self, num_bytes: int) -> list[Extent]:
@@ -163,7 +200,8 @@ class Segments:
             OSError: The disk is full; nothing has changed.
         """
         while (found := self.allocate_free(num_bytes)) is None:
-            self._make_segment()
+            if not self._reuse_retired():
+                self._make_segment()
         return found
 
     def allocate_free(self, num_bytes: int) -> list[Extent] | None:
@@ -196,6 +234,31 @@ class Segments:
                     index -= 1
                     start = free.pop(index).offset
                 free.insert(index, Extent(each.segment, start, end - start))
+
+    def retire(self, extents: Iterable[Extent]) -> None:
+        """Gives the space of removed values back: at once, or when nobody reads beside the server any more.
+
+        The database must not refer to it any more: those who come to read after that do not need it.
+        """
+        self._retired += extents
+        self._reuse_retired()
+
+    def _reuse_retired(self) -> bool:
+        """Gives back what was retired unless somebody still reads; returns True if there is more free space then."""
+        if not self._retired or not self._is_unread():
+            return False
+        retired, self._retired = self._retired, []
+        self.release(retired)
+        return True
+
+    def _is_unread(self) -> bool:
+        """Returns True if nobody reads beside the server; see `kept_from_reuse`."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        return True
 
     def write(self, extents: Sequence[Extent], pieces: Iterable[memoryview]) -> None:
         """Writes bytes into space that is large enough. They are durable after the next `flush`.
@@ -261,8 +324,10 @@ class Segments:
         self._open(number)
 
     def _open(self, number: int) -> None:
-        keep_private(self.path(number))
-        descriptor = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if not self._only_read:
+            keep_private(self.path(number))
+        access = os.O_RDONLY if self._only_read else os.O_RDWR
+        descriptor = os.open(self.path(number), access | os.O_CLOEXEC | os.O_NOFOLLOW)
         size = os.fstat(descriptor).st_size
         self._descriptors[number], self._sizes[number] = descriptor, size
         with self._change_free:
@@ -350,6 +415,37 @@ def first_damaged(pieces: Sequence[memoryview], checksums: bytes) -> int | None:
             return start
         start += len(chunk)
     return None if position + 1 == len(expected) else start
+
+
+def checked_chunks(segments: Segments, stored: StoredArrays) -> Iterator[memoryview]:
+    """Yields each chunk of arrays, in memory that the next one uses again, once its checksum was compared.
+
+    Raises:
+        DamagedError: A chunk is damaged, or its segment cannot be read.
+    """
+    memory = memoryview(bytearray(_CHUNK_BYTES))
+    left = list(reversed(stored.extents))
+    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in stored.specs]
+    chunks = [min(_CHUNK_BYTES, size - start) for size in sizes for start in range(0, size, _CHUNK_BYTES)]
+    for number, size in enumerate(chunks):
+        chunk, rest = memory[:size], memory[:size]
+        place = left[-1]
+        while rest:
+            first = left.pop()
+            count = min(first.num_bytes, len(rest))
+            try:
+                segments.read([Extent(first.segment, first.offset, count)], rest[:count])
+            except (OSError, KeyError) as error:
+                raise DamagedError(f"{segments.path(first.segment)}: a value cannot be read: {error}") from error
+            if count < first.num_bytes:
+                left.append(Extent(first.segment, first.offset + count, first.num_bytes - count))
+            rest = rest[count:]
+        expected = stored.checksums[number * _CHECKSUM.itemsize : (number + 1) * _CHECKSUM.itemsize]
+        if _checksum(chunk) != expected:
+            raise DamagedError(
+                f"{segments.path(place.segment)}: the values at {place.offset} are damaged: their checksum differs"
+            )
+        yield chunk
 
 
 def _checksum(chunk: memoryview) -> bytes:

@@ -383,11 +383,10 @@ class StateStore:
             # Before anybody hears of the commit: what was answered can then be missed.
             self._commits.write(self._newest)
         self._blobs |= written
-        for number in removed:
+        gone = [stored for number in removed if (stored := self._blobs.pop(number, None)) is not None]
+        if gone:
             # Only now: a write there destroys what the database referred to until a moment ago.
-            stored = self._blobs.pop(number, None)
-            if stored is not None:
-                self.segments.release(stored.extents)
+            self.segments.retire([extent for stored in gone for extent in stored.extents])
         for entry in going:
             self._settle(entry)
 

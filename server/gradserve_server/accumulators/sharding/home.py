@@ -74,6 +74,17 @@ def latest_before(incarnation: str) -> str:
     return _with_number(incarnation[:-_RANDOM_DIGITS] + "f" * _RANDOM_DIGITS, _number_of(incarnation) - 1)
 
 
+def later_incarnation(incarnation: str, new_id: str, now: int) -> str:
+    """Returns an incarnation that is later than the given one, and than those that its home has made before now.
+
+    Args:
+        incarnation: The earlier one.
+        new_id: An id that nothing else has.
+        now: The time in nanoseconds since 1970.
+    """
+    return _with_number(new_id.zfill(_PLACE_DIGITS), min(max(_number_of(incarnation) + 1, now), _MOST - 1))
+
+
 def check_is_of(incarnation: str, name: str, here: str, field: str) -> None:
     """Checks that a request is for the incarnation of a sharded accumulator that is here.
 

@@ -41,6 +41,7 @@ from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.event_loop import InTurns, Turn
+from gradserve_server.storage.backup_schedule import BackupFigures
 
 MOST_ACCUMULATORS = 100
 """The most accumulators with separate metrics: those whose rounds began or ended last, excluding internal ones."""
@@ -69,6 +70,7 @@ class ServerFacts:
         member: The server's place in its cluster; None if it is in none.
         uptime: Returns the seconds since the start.
         http_url: Returns the address of the status page; empty if there is none.
+        backups: Returns what is known of the server's backups; None if it takes none.
     """
 
     version: str
@@ -83,6 +85,7 @@ class ServerFacts:
     member: Member | None = None
     uptime: Callable[[], float] = float
     http_url: Callable[[], str] = str
+    backups: Callable[[], BackupFigures | None] = lambda: None
 
 
 class StatusSource:
@@ -151,6 +154,7 @@ class StatusSource:
             ops_prepared=facts.ops_prepared(),
             upstream=facts.upstream,
             passed_on=dict(facts.passed_on()),
+            backups=facts.backups(),
         )
 
     def _without_parts(self) -> ServerStatus:
@@ -300,6 +304,7 @@ class Figures:
         ops_prepared: False while the kernels of ops are being loaded or compiled.
         upstream: The address to which an aggregator forwards gradients; empty for other servers.
         passed_on: The counts of an aggregator.
+        backups: What is known of the server's backups; None if it takes none.
     """
 
     version: str
@@ -315,6 +320,7 @@ class Figures:
     ops_prepared: bool
     upstream: str
     passed_on: Mapping[str, int]
+    backups: BackupFigures | None = None
 
 
 def parameters_figures(parameters: Parameters, history: UpdateHistory) -> ParametersFigures:
