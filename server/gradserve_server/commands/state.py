@@ -268,7 +268,7 @@ def _copying() -> "Iterator[None]":
 
     try:
         yield
-    except (StateError, OSError) as error:
+    except StateError as error:
         raise click.ClickException(str(error)) from None
 
 

@@ -149,7 +149,10 @@ class Directory(Generic[ResourceT]):
     def _why_lost(self, incarnation: str) -> str:
         if not self._is_of_another_run(incarnation):
             return ""
-        return ", or was lost when the server was started again: its durability was none"
+        return (
+            ", or was lost when the server was started again: its durability was none, or the state was restored from "
+            "a backup"
+        )
 
     def use(self, key: ResourceKey, incarnation: str = "") -> "InUse[ResourceT]":
         """Finds a resource as `get` does, and keeps it from expiring during the block."""

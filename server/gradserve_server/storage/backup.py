@@ -86,12 +86,13 @@ def back_up(directory: Path, backup: Path, on_copied: OnCopied = None) -> Backup
         on_copied: See `OnCopied`.
 
     Raises:
-        StateError: The directory is none or is damaged, the backup would not fit, or something is in its place.
-        OSError: A file cannot be read or written.
+        StateError: The directory is none or is damaged, the backup does not fit, something is in its place, or a file
+            cannot be read or written.
     """
     began = time.monotonic()
-    _bring_up_to_date(directory)
-    _check_new(backup, directory)
+    with _written_to(directory):
+        _bring_up_to_date(directory)
+        _check_new(backup, directory)
     with _written_to(backup), _unfinished(backup) as folder:
         source, target = StateFiles(directory), StateFiles(folder)
         copied = _copy(source, target, on_copied, lambda _database, directory_id: directory_id)
@@ -120,15 +121,16 @@ def restore(
         on_copied: See `OnCopied`.
 
     Raises:
-        StateError: The backup is none or is damaged, it would not fit, or something is in the directory.
-        OSError: A file cannot be read or written.
+        StateError: The backup is none or is damaged, it does not fit, something is in the directory, or a file cannot
+            be read or written.
     """
     began = time.monotonic()
     source, target = StateFiles(backup), StateFiles(directory)
-    if source.read_id() and not source.is_backup:
-        raise StateError(f"{backup}: expected a backup of `gradserve state backup`, got a state directory")
-    if not target.is_restored:
-        _check_vacant(directory, may_have=(target.lock.name, "lost+found"))
+    with _written_to(backup):
+        if source.read_id() and not source.is_backup:
+            raise StateError(f"{backup}: expected a backup of `gradserve state backup`, got a state directory")
+        if not target.is_restored:
+            _check_vacant(directory, may_have=(target.lock.name, "lost+found"))
 
     def identify(database: sqlite3.Connection, _: str) -> str:
         renew(database)
@@ -377,13 +379,11 @@ def _alone(path: Path, *, is_folder: bool = False) -> Iterator[bool]:
 
 @contextmanager
 def _written_to(path: Path) -> Iterator[None]:
-    """Names the copy in errors of the system that name no file, such as those of a full disk."""
+    """Names the file in errors of the system; the copy in those that name none, such as those of a full disk."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            raise OSError(error.errno, reason_of(error), str(path)) from error
-        raise
+        raise StateError(f"{error.filename or path}: {reason_of(error)}") from error
 
 
 def _flush(path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gradserve_server.runtime.files import reason_of
 from gradserve_server.storage.backup import Backup, back_up, remove_backup, remove_unfinished
 from gradserve_server.storage.directory import StateError, StateFiles, make_folder
 
@@ -116,7 +117,8 @@ class BackupSchedule:
             self._take(now)
         except (StateError, OSError, sqlite3.Error) as error:
             self._num_failed += 1
-            _log.error("there is no new backup of %s: %s", self._directory, error)
+            reason = f"{error.filename}: {reason_of(error)}" if isinstance(error, OSError) else str(error)
+            _log.error("there is no new backup of %s: %s", self._directory, reason)
             return min(_RETRY_SECONDS, self._interval_seconds)
         return self._interval_seconds
 

@@ -250,7 +250,9 @@ class RoundSession:
         else:
             try:
                 info = yield from self.service.described(without_run(self.ref))
-            except NotFoundError:
+            except NotFoundError as error:
+                if not self._is_lost_with_server and _is_replaced(error):
+                    self._end_replaced()
                 if self.kept is not None and (num_lost := self.kept.forget()):
                     self._lose(
                         num_lost,
@@ -322,6 +324,15 @@ class RoundSession:
             "a new call to the client's method that made this object creates a new one"
         )
         self._end = LostError(message, accumulator=self.ref.name, num_gradients=self._num_accepted)
+
+    def _end_replaced(self) -> None:
+        """Ends the session, as the state of the server is not the one that it had."""
+        message = (
+            f"the server was started again, and what is there as {self.title} is not what this program had opened: the "
+            "state was restored from a backup, or another program has deleted it and created it again. A new call to "
+            "the client's method that made this object opens what is there now"
+        )
+        self._end = LostError(message, accumulator=self.ref.name, num_gradients=0)
 
     def _lose_all(self, info: Info) -> None:
         """Notes what was lost with a resource that the server did not keep."""
@@ -438,6 +449,11 @@ def _asked(session: RoundSession) -> Operation[None]:
         yield from session.ask()
     except GradserveError:
         return  # it is asked again, and the program's own calls say what is wrong
+
+
+def _is_replaced(error: NotFoundError) -> bool:
+    """Returns True if a resource of the name exists, with another incarnation."""
+    return (error.field or "").endswith(".incarnation")
 
 
 def _key(service: RoundService, ref: Any) -> _Key:
