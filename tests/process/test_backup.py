@@ -230,7 +230,7 @@ class TestCommand:
         return tmp_path / "state"
 
     def test_a_server_that_has_stopped(self, state: Path, tmp_path: Path) -> None:
-        result = run_cli("state", "backup", str(tmp_path / "backup"), env={"GRADSERVE_STATE_DIR": str(state)})
+        result = run_cli("state", "backup", str(tmp_path / "backup"), "--state-dir", str(state))
         assert (result.returncode, result.stderr) == (0, "")
         assert result.stdout.startswith(f"{tmp_path}/backup: commit ")
         with serving(restored(tmp_path / "backup", tmp_path / "restored")) as client:

@@ -223,7 +223,6 @@ def _export_version(store: "StateStore", number: int, output: Path, step: int | 
     "--state-dir",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
-    envvar="GRADSERVE_STATE_DIR",
     required=True,
     help="state directory of the server, which may run meanwhile",
 )
@@ -247,7 +246,7 @@ def restore(backup: Path, directory: Path) -> None:
     """Make DIRECTORY, which is new or empty, a state directory with what is in BACKUP.
 
     Clients of the server that was backed up do not take what is restored for what they had: they get errors until they
-    open it anew.
+    open it again.
     """
     from gradserve_server.parts import renew_incarnations
     from gradserve_server.resources.registry import RandomIds, ServerRun

@@ -25,7 +25,7 @@ _BILLION = 10**9
 
 @dataclass(frozen=True)
 class BackupFigures:
-    """What is known of a server's own backups.
+    """Figures of the backups that a server takes by itself.
 
     Attributes:
         num_taken: The number that this run of the server has taken.
@@ -78,7 +78,7 @@ class BackupSchedule:
 
     @property
     def figures(self) -> BackupFigures:
-        """What is known of the backups, on the event loop."""
+        """The figures of the backups. Read on the event loop."""
         latest = self._latest
         return BackupFigures(
             num_taken=self._num_taken,

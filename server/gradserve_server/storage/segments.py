@@ -118,7 +118,7 @@ class Segments:
         """By segment, in the order of their offsets, without neighbours."""
         self._change_free = threading.Lock()
         self._retired: list[Extent] = []
-        """What was removed while somebody read beside the server."""
+        """The space of values that were removed while somebody read beside the server."""
         self._unflushed: set[int] = set()
         self._only_read = only_read
         if not only_read:
@@ -238,7 +238,7 @@ class Segments:
     def retire(self, extents: Iterable[Extent]) -> None:
         """Gives the space of removed values back: at once, or when nobody reads beside the server any more.
 
-        The database must not refer to it any more: those who come to read after that do not need it.
+        The database must not refer to it any more, so that readers who come later do not need it.
         """
         self._retired += extents
         self._reuse_retired()
