@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ByteSize
 
 import gradserve
-from gradserve_server.config import LimitsConfig, ServerConfig
+from gradserve_server.config import LimitsConfig, ServerConfig, StateConfig
 from gradserve_testing import LocalServer
 from tests.observe.http_client import get, url_of
 from tests.servers.runtime import NOT_WARMED_UP
@@ -237,10 +237,11 @@ def test_the_number_of_series_is_bounded(local: LocalServer) -> None:
             assert len(family.samples) == 100
 
 
-def test_every_metric_is_documented(local: LocalServer) -> None:
+def test_every_metric_is_documented(local: LocalServer, tmp_path: Path) -> None:
     page = Path("docs/monitoring.md").read_text()
     documented = set(re.findall(r"^\| `(gradserve_\w+|grpc_\w+)`", page, re.MULTILINE))
-    with aggregator(local.address, 2) as near:  # which has some that others have not
+    backed_up = StateConfig(state_dir=str(tmp_path / "state"), backup_dir=str(tmp_path / "backups"))
+    with aggregator(local.address, 2, state=backed_up) as near:  # which has some that others have not
         exposed = {
             family.name + ("_total" if family.type == "counter" else "")
             for family in (*Metrics(local).families, *Metrics(near).families)
