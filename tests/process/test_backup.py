@@ -135,7 +135,8 @@ def load(address: str, level: str, is_over: threading.Event) -> None:
                 model.apply_grad({"x": np.ones(SIZE)}, model.info().global_step)
             with suppress(gradserve.DeadlineExceededError):
                 model.take_grad(1, timeout=0.05)
-        client.close(timeout=0)
+        with suppress(gradserve.NotDurableError):  # of a gradient whose round nobody ends
+            client.close(timeout=0)
 
 
 def test_each_backup_under_load_is_the_state_of_one_moment(tmp_path: Path) -> None:

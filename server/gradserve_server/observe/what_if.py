@@ -1,4 +1,4 @@
-"""What if fewer gradients ended a round, or late ones were given a grace: rounds replayed from recorded arrivals.
+"""Replays of rounds from recorded arrivals: what if fewer gradients ended a round, or late ones were given a grace.
 
 From the last rounds follows how long each worker took from the beginning of its step to the arrival of its gradient. A
 replay lets the workers go on with these times, each in its own order, under other rules for the end of a round.
@@ -25,7 +25,7 @@ _SHORT_GRACE = 0.1
 
 @dataclass(frozen=True)
 class Alternative:
-    """What rounds would have been under other rules.
+    """The outcome of a replay under other rules.
 
     Attributes:
         num_required: The gradients that end a round, or begin its grace.
