@@ -334,8 +334,8 @@ def _given_server(
 def _take_ranks(name: str, plan: RunPlan, variables: Mapping[str, str]) -> int:
     """Takes as many ranks of a run as there are workers; returns the first one. No others ever get them.
 
-    The server holds the next free rank as parameters, of which each version has one successor: the update of whoever
-    is first to add to it counts, and others read again.
+    The server holds the next free rank as parameters, of which each version has one successor: the first update of a
+    version counts, and the others are stale and read again.
 
     Raises:
         click.ClickException: The server does not answer, or refuses.
