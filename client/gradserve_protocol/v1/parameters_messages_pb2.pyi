@@ -15,7 +15,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreateParametersRequest(_message.Message):
-    __slots__ = ("parameters", "spec", "lifetime", "values", "release_handles", "step", "state", "creator", "home_incarnation")
+    __slots__ = ("parameters", "spec", "lifetime", "values", "release_handles", "step", "state", "creator", "home_incarnation", "sharded")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class CreateParametersRequest(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     CREATOR_FIELD_NUMBER: _ClassVar[int]
     HOME_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SHARDED_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     spec: _parameters_pb2.ParametersSpec
     lifetime: _lease_pb2.Lifetime
@@ -34,7 +35,8 @@ class CreateParametersRequest(_message.Message):
     state: _parameters_pb2.OptimizerState
     creator: str
     home_incarnation: str
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., spec: _Optional[_Union[_parameters_pb2.ParametersSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., step: _Optional[int] = ..., state: _Optional[_Union[_parameters_pb2.OptimizerState, _Mapping]] = ..., creator: _Optional[str] = ..., home_incarnation: _Optional[str] = ...) -> None: ...
+    sharded: bool
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., spec: _Optional[_Union[_parameters_pb2.ParametersSpec, _Mapping]] = ..., lifetime: _Optional[_Union[_lease_pb2.Lifetime, _Mapping]] = ..., values: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., step: _Optional[int] = ..., state: _Optional[_Union[_parameters_pb2.OptimizerState, _Mapping]] = ..., creator: _Optional[str] = ..., home_incarnation: _Optional[str] = ..., sharded: bool = ...) -> None: ...
 
 class CreateParametersResponse(_message.Message):
     __slots__ = ("info", "created", "home_incarnation")
@@ -352,7 +354,7 @@ class ForkParametersResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[_parameters_pb2.ParametersInfo, _Mapping]] = ...) -> None: ...
 
 class StageUpdateRequest(_message.Message):
-    __slots__ = ("parameters", "request_id", "local_step", "update", "release_handles", "epoch", "withdrawn")
+    __slots__ = ("parameters", "request_id", "local_step", "update", "release_handles", "epoch", "withdrawn", "is_wide")
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +362,7 @@ class StageUpdateRequest(_message.Message):
     RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    IS_WIDE_FIELD_NUMBER: _ClassVar[int]
     parameters: _parameters_pb2.ParametersRef
     request_id: _accumulator_pb2.RequestId
     local_step: int
@@ -367,7 +370,8 @@ class StageUpdateRequest(_message.Message):
     release_handles: bool
     epoch: int
     withdrawn: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., epoch: _Optional[int] = ..., withdrawn: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_wide: bool
+    def __init__(self, parameters: _Optional[_Union[_parameters_pb2.ParametersRef, _Mapping]] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., local_step: _Optional[int] = ..., update: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., release_handles: bool = ..., epoch: _Optional[int] = ..., withdrawn: _Optional[_Iterable[int]] = ..., is_wide: bool = ...) -> None: ...
 
 class StageUpdateResponse(_message.Message):
     __slots__ = ("duplicate", "has_old_updates", "measured")

@@ -435,7 +435,7 @@ class Version(_message.Message):
     def __init__(self, components: _Optional[_Iterable[_Union[_accumulator_pb2.ComponentGradient, _Mapping]]] = ..., step: _Optional[int] = ..., num_updates: _Optional[int] = ..., total_weight: _Optional[float] = ..., worker_ids: _Optional[_Iterable[str]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[OptimizerState, _Mapping]] = ..., decided: _Optional[_Union[DecidedRound, _Mapping]] = ..., codec: _Optional[_Union[_codecs_pb2.Codec, str]] = ...) -> None: ...
 
 class DecidedRound(_message.Message):
-    __slots__ = ("step", "optimizer", "schedule", "part_ids", "weights", "loaded", "oldest_version", "scales", "factors")
+    __slots__ = ("step", "optimizer", "schedule", "part_ids", "weights", "loaded", "oldest_version", "scales", "factors", "sums")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
@@ -445,6 +445,7 @@ class DecidedRound(_message.Message):
     OLDEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     SCALES_FIELD_NUMBER: _ClassVar[int]
     FACTORS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     step: int
     optimizer: Optimizer
     schedule: Schedule
@@ -454,7 +455,18 @@ class DecidedRound(_message.Message):
     oldest_version: int
     scales: _containers.RepeatedScalarFieldContainer[float]
     factors: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step: _Optional[int] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., loaded: _Optional[bytes] = ..., oldest_version: _Optional[int] = ..., scales: _Optional[_Iterable[float]] = ..., factors: _Optional[_Iterable[float]] = ...) -> None: ...
+    sums: _containers.RepeatedCompositeFieldContainer[DecidedSum]
+    def __init__(self, step: _Optional[int] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., part_ids: _Optional[_Iterable[bytes]] = ..., weights: _Optional[_Iterable[float]] = ..., loaded: _Optional[bytes] = ..., oldest_version: _Optional[int] = ..., scales: _Optional[_Iterable[float]] = ..., factors: _Optional[_Iterable[float]] = ..., sums: _Optional[_Iterable[_Union[DecidedSum, _Mapping]]] = ...) -> None: ...
+
+class DecidedSum(_message.Message):
+    __slots__ = ("index", "num_updates", "discount")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    DISCOUNT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    num_updates: int
+    discount: float
+    def __init__(self, index: _Optional[int] = ..., num_updates: _Optional[int] = ..., discount: _Optional[float] = ...) -> None: ...
 
 class Measurement(_message.Message):
     __slots__ = ("server", "squared_norm", "squared_distances")

@@ -34,7 +34,7 @@ from gradserve_server.parameters.metrics import evaluation_of, evaluation_record
 from gradserve_server.parameters.optimizers import optimizer_of, optimizer_record
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
 from gradserve_server.parameters.optimizers.schedule import schedule_of, schedule_record
-from gradserve_server.parameters.record import DecidedRound, Refusal, RoundRecord, RoundUpdate
+from gradserve_server.parameters.record import DecidedRound, DecidedSum, Refusal, RoundRecord, RoundUpdate
 from gradserve_server.parameters.reductions.spec import reduction_of, reduction_record
 from gradserve_server.parameters.round_rules import rules_of, rules_record, staleness_of, staleness_record
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
@@ -239,7 +239,10 @@ def _update_row(update: RoundUpdate) -> list[Any]:
 def _decided_record(decided: DecidedRound | None) -> Record | None:
     if decided is None:
         return None
-    return record_of(decided, {"optimizer": optimizer_record, "schedule": schedule_record})
+    record = record_of(decided, {"optimizer": optimizer_record, "schedule": schedule_record})
+    if not decided.sums:
+        del record["sums"]  # as earlier servers have written it
+    return record
 
 
 def round_record_of(record: Record) -> RoundRecord:
@@ -259,15 +262,22 @@ def round_record_of(record: Record) -> RoundRecord:
             "updates": lambda rows: tuple([RoundUpdate(*row) for row in rows]),
             "refusals": lambda rows: tuple([Refusal(*row) for row in rows]),
             "optimizer": optimizer_of,
-            "decided": lambda decided: value_of(
-                DecidedRound, decided, {"optimizer": optimizer_of, "schedule": schedule_of}
-            ),
+            "decided": _decided_of,
         },
     )
     if metrics is None:
         return found
     with_metrics = [replace(each, metrics=metrics_of(one)) for each, one in zip(found.updates, metrics, strict=True)]
     return replace(found, updates=tuple(with_metrics))
+
+
+def _decided_of(record: Record) -> DecidedRound:
+    converters = {
+        "optimizer": optimizer_of,
+        "schedule": schedule_of,
+        "sums": lambda sums: tuple([DecidedSum(*each) for each in sums]),
+    }
+    return value_of(DecidedRound, record, converters)
 
 
 def state_record(state: OptimizerState) -> Record:

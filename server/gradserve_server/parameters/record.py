@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from sys import getsizeof
+from typing import NamedTuple
 
-from gradserve_server.accumulators.gradient import Metrics, Share
+from gradserve_server.accumulators.gradient import Contribution, Metrics, Share, Summand
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.parameters.metrics import mean_metrics, metrics_bytes
 from gradserve_server.parameters.optimizers import name_of
@@ -68,6 +69,20 @@ class Refusal:
     reason: str
 
 
+class DecidedSum(NamedTuple):
+    """The sum of several updates in a round of sharded parameters.
+
+    Attributes:
+        place: Its place among the updates of the round.
+        num_updates: The number of its updates.
+        discount: The factor of its values, which are multiplied with the weights of its updates already.
+    """
+
+    place: int
+    num_updates: int
+    discount: float
+
+
 @dataclass(frozen=True, slots=True)
 class DecidedRound:
     """A round that the home of sharded parameters has ended, as the other servers need it to make the version.
@@ -83,6 +98,7 @@ class DecidedRound:
         factors: Their factors in the reduced update; none if these are the weights. See `Decision`.
         loaded: The id of the values that were loaded; empty if none were.
         oldest_version: The step of the oldest version that the home keeps at the time of its answer.
+        sums: Those of its updates that are sums of several.
     """
 
     step: int
@@ -94,12 +110,24 @@ class DecidedRound:
     oldest_version: int = 0
     scales: tuple[float, ...] = ()
     factors: tuple[float, ...] = ()
+    sums: tuple[DecidedSum, ...] = ()
 
     @property
     def shares(self) -> list[Share]:
         """The factors of the values of each update."""
         scales = self.scales or [1.0] * len(self.weights)
         return list(map(Share, scales, self.factors or self.weights))
+
+    @property
+    def contributions(self) -> list[Contribution]:
+        """What each update adds to the version, in the order of `part_ids`."""
+        found = [
+            Contribution(local_step=self.step - 1, weight=weight, sequence=place, share=share)
+            for place, (weight, share) in enumerate(zip(self.weights, self.shares, strict=True))
+        ]
+        for place, num_updates, discount in self.sums:
+            found[place] = replace(found[place], sum_of=(Summand(),) * num_updates, discount=discount)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

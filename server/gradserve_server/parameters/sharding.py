@@ -13,7 +13,6 @@ from typing import cast
 
 import numpy as np
 
-from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.rounds import Members, Outcome
 from gradserve_server.accumulators.sharding.shard import Shard
@@ -144,16 +143,14 @@ class Follower:
             await self._shard.withdraw(keys)
 
     async def _add(self, sums: Sequence[RoundSum], decided: DecidedRound) -> None:
-        ledger, total, step = self._ledger, self._changes.sum, self._step
-        members: list[tuple[RoundSum, Contribution]] = []
+        ledger, total = self._ledger, self._changes.sum
+        members = list(zip(sums, decided.contributions, strict=True))
         try:
             turn = Turn()
-            for place, (each, weight, share) in enumerate(zip(sums, decided.weights, decided.shares, strict=True)):
+            for each, contribution in members:
                 await turn.spend(_ADDITION)
-                contribution = Contribution(local_step=step, weight=weight, sequence=place, share=share)
                 await total.add_of(each, contribution)
                 await total.finish()
-                members.append((each, contribution))
         except BaseException:
             self._updates.drop()
             total.settle()

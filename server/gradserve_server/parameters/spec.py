@@ -192,7 +192,7 @@ class ParametersSpec:
     @property
     def adds_up(self) -> bool:
         """True if updates may be added up before they come: nothing looks at each, or at their order."""
-        return not self.holds_updates and self.clip_norm is None and not self.num_shards
+        return not self.holds_updates and self.clip_norm is None
 
     @property
     def holds_updates(self) -> bool:
@@ -244,21 +244,36 @@ class ParametersSpec:
         """The work of something that is done once for each element, in bytes; at least that for each array."""
         return max(self.version_bytes, PIECE_BYTES * len(self.components))
 
-    def of_update(self, names: Sequence[str], *, is_sum: bool = False, is_part: bool = False) -> AccumulatorSpec:
-        """Returns the spec of an update that has these components, or of the sum of several such updates.
-
-        `is_part` says that it is one server's part of an update, which may have no components here.
+    def check_adds_up(self) -> None:
+        """Checks that updates may be added up before they come.
 
         Raises:
-            InvalidArgumentError: There are none, or one does not exist or comes twice, or the reduction needs all; or
-                it is a sum, and each update is needed.
+            InvalidArgumentError: Something looks at each, or at their order.
         """
-        if is_sum and not self.adds_up:
+        if not self.adds_up:
             what = "clip_norm" if self.clip_norm is not None else f"reduction {self.reduction.name}"
             what = f"{what}, which looks at each" if not self.deterministic else "a deterministic order"
             raise InvalidArgumentError(
                 f"expected single updates for {what}, got the sum of several: send them one by one", field="sum_of"
             )
+
+    def of_update(
+        self, names: Sequence[str], *, is_sum: bool = False, is_part: bool = False, is_wide: bool = False
+    ) -> AccumulatorSpec:
+        """Returns the spec of an update that has these components, or of the sum of several such updates.
+
+        Args:
+            names: The components.
+            is_sum: Whether it is the sum of several updates.
+            is_part: Whether it is one server's part of an update, which may have no components here.
+            is_wide: Whether the values have the dtypes of sums, as those of a sum have.
+
+        Raises:
+            InvalidArgumentError: There are none, or one does not exist or comes twice, or the reduction needs all; or
+                it is a sum, and each update is needed.
+        """
+        if is_sum:
+            self.check_adds_up()
         known = self.by_name
         for index, name in enumerate(names):
             if name not in known:
@@ -272,7 +287,7 @@ class ParametersSpec:
             raise InvalidArgumentError("expected every component once, got one twice", field="update")
         self.reduction.check_update(names, tuple(known))
         spec = self.updates if len(names) == len(known) else self.updates.only(names)
-        return spec.of_sums if is_sum else spec
+        return spec.of_sums if is_sum or is_wide else spec
 
     def resolved(self, durability: Durability) -> Self:
         """Returns a copy with a durability."""

@@ -11,7 +11,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.sharding.home import part_id
 from gradserve_server.parameters.ledger import UpdateLedger, VersionLoaded
-from gradserve_server.parameters.record import DecidedRound, RoundRecord, RoundRecords
+from gradserve_server.parameters.record import DecidedRound, DecidedSum, RoundRecord, RoundRecords
 from gradserve_server.parameters.spec import Rules
 from gradserve_server.parameters.variables import Variables
 
@@ -165,6 +165,11 @@ class Versions(KeptAverages):
         rounds, reports = self._ledger.rounds, self._variables.reports
         parts = self._decision.parts(rounds)
         decided = DecidedRound(step, rules.optimizer, rules.schedule, parts.ids, parts.weights)
+        if parts.sums:
+            members = {each.part: each for each in rounds.members.held}
+            of_sums = [(place, members[parts.ids[place]]) for place in parts.sums]
+            sums = [DecidedSum(place, each.num_gradients, each.discount) for place, each in of_sums]
+            decided = replace(decided, sums=tuple(sums))
         if not reports:
             return decided
         by_id = {each.part: report for each, report in zip(rounds.members.held, reports, strict=True)}

@@ -251,7 +251,8 @@ def test_bad_pushes(shards: Shards) -> None:
     for request, code, field, message in (
         (Push(**good, update=rows(HOME, 1.0)), INVALID, "update", "are sharded over several servers"),
         (Push(parameters=shards.ref), INVALID, "request_id", "expected a request_id"),
-        (Push(**good, sum_of=[accumulator_pb2.Summand()]), INVALID, "sum_of", "the sum of 1"),
+        (Push(**good, sum_of=[accumulator_pb2.Summand(weight=-1.0)]), INVALID, "sum_of[0].weight", "positive"),
+        (Push(**good, sum_of=[accumulator_pb2.Summand()], metrics={"loss": 1.0}), INVALID, "metrics", "beside those"),
         (Push(**{**good, "request_id": identity(9)}), ABORTED, "update", "is not staged here"),
         (Push(**{**good, "epoch": 3}), ABORTED, "epoch", "staged in epoch 0"),
         (Push(**good, local_step=7), INVALID, "local_step", "expected a local_step of at most 0"),

@@ -6,36 +6,32 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
-
-from google.protobuf.message import Message
 
 from gradserve.calls.accumulators.components import Sent, arrays_of
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import RoundSession, Watch
 from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_plan
-from gradserve.calls.accumulators.sharding.staging import sent_together
 from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import Model, ParameterComponents, model_of
-from gradserve.calls.parameters.sharded import ShardedParametersWire, parts_of_state
+from gradserve.calls.parameters.sharded import ShardedParametersWire
+from gradserve.calls.parameters.shards import Creation, created, found_or_created
 from gradserve.calls.parameters.spec import ParametersOptions, given_names, info_of, shapes_of, spec_of
-from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire, add_saved
+from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire
 from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.server import Cluster
-from gradserve.calls.tensors import call_with_arrays
 from gradserve.conversion.plain import as_text
 from gradserve.optim.messages import optimizer_of, schedule_of
 from gradserve.parameter_records import ParametersInfo
-from gradserve.saved.parameters import SavedParameters, SavedState
+from gradserve.saved.parameters import SavedParameters
 from gradserve_protocol.argument import Argument
-from gradserve_protocol.errors import AbortedError, InvalidArgumentError, NotFoundError
+from gradserve_protocol.errors import InvalidArgumentError, NotFoundError
 from gradserve_protocol.messages import decode_duration
 from gradserve_protocol.placement import DEFAULT_CONTAINER, Piece, plan_of
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
+from gradserve_protocol.v1 import parameters_pb2
 
 _CREATE = "CreateParameters"
 _UPDATE = "update"
@@ -103,7 +99,9 @@ class ParametersCache:
         if is_private and model.values is None:
             raise _without_values("private parameters are always new")
         request.parameters.member = yield from self._cluster.member(target)
-        if options.sharded:
+        if self._cluster.size == 1:
+            request.sharded = options.sharded  # an aggregator has several servers
+        elif options.sharded:
             return (yield from self._open_sharded(request, model, target, progress, is_private=is_private))
         with fields_named(lambda: [each.name for each in model.components]):
             info = yield from at_target(
@@ -253,77 +251,38 @@ class ParametersCache:
     ) -> Operation[ParametersWire]:
         """Finds sharded parameters, or creates them: first on all servers but their home, which then decides."""
         size = self._cluster.size
-        if size == 1:
-            raise InvalidArgumentError(
-                "expected sharded=False, got True: the client has one server, and what is sharded is on several",
-                field="sharded",
-            )
         plan = plan_of(model.components, home, size)
         add_plan(request.spec, plan, size)
         parts = Parts(model.components, plan, _UPDATE)
         if model.values is not None:
             request.creator = self._ids.private_name()
-        while True:
-            info = yield from self._found_sharded(request, model, home)
-            if not isinstance(info, str):
-                break
-            try:
-                yield from self._created_sharded(request, model, parts, home, info, progress, is_private=is_private)
-            except AbortedError as error:
-                if (error.field or "").rpartition(".")[2] != "home_incarnation":
-                    raise
-        return (yield from self._sharded_wire(info, model.components, home, is_private=is_private))
+        saved = model.saved
+        state, step = (None, 0) if saved is None else (saved.state, saved.step)
+        members = yield from self._members_with(parts)
 
-    def _found_sharded(
-        self, request: messages_pb2.CreateParametersRequest, model: Model, home: int
-    ) -> Operation[parameters_pb2.ParametersInfo | str]:
-        """Returns the description of sharded parameters; or the incarnation with which to create them."""
-        num_bytes = sum([each.nbytes for each in arrays_of(model.values or {})[0]])
-        asked = Whole(Unary(PARAMETERS.name, _CREATE, request, target=home), reply_bytes=num_bytes)
+        def create_at(
+            target: int, creation: Operation[messages_pb2.CreateParametersResponse]
+        ) -> Operation[messages_pb2.CreateParametersResponse]:
+            if is_private:
+                return at_target(target, self._private[target].create(request.parameters.name, creation))
+            return at_target(target, creation)
+
+        creation = Creation(request, parts, members, model.values, state, step)
         try:
             with fields_named(lambda: [each.name for each in model.components]):
-                found: Reply = yield asked
+                response = yield from found_or_created(creation, home, create_at, progress)
         except NotFoundError as error:
             raise _without_values(
                 f"there are no parameters {request.parameters.name!r} in container "
                 f"{request.parameters.container or DEFAULT_CONTAINER!r}"
             ) from error
-        message: messages_pb2.CreateParametersResponse = found.message
-        return message.info if message.HasField("info") else message.home_incarnation
+        return (yield from self._sharded_wire(response.info, model.components, home, is_private=is_private))
 
-    def _created_sharded(
-        self,
-        request: messages_pb2.CreateParametersRequest,
-        model: Model,
-        parts: Parts,
-        home: int,
-        incarnation: str,
-        progress: Progress | None,
-        *,
-        is_private: bool,
-    ) -> Operation[None]:
-        values = parts.of_gradient(model.values or {})
-        state = None if model.saved is None else model.saved.state
-        states = parts_of_state(parts, state)
-        first = messages_pb2.CreateParametersRequest()
-        first.CopyFrom(request)
-        first.home_incarnation = incarnation
-
-        def created(target: int, progress: Progress | None) -> Operation[parameters_pb2.ParametersInfo]:
-            part = messages_pb2.CreateParametersRequest()
-            part.CopyFrom(first)
-            part.parameters.member = yield from self._cluster.member(target)
-            step = 0 if model.saved is None else model.saved.step
-            creation = at_target(target, _created(part, values[target], states.get(target), step, target, progress))
-            if not is_private:
-                return (yield from creation)
-            return (yield from at_target(target, self._private[target].create(part.parameters.name, creation)))
-
-        num_bytes = sum([array.nbytes for each in values.values() for array in arrays_of(each)[0]])
-        others = [target for target in parts.servers if target != home]
-        with fields_named(lambda: [each.name for each in model.components]):
-            yield from sent_together(progress, num_bytes, [partial(created, target) for target in others])
-            yield from created(home, None)
+    def _members_with(self, parts: Parts) -> Operation[dict[int, str]]:
+        members: dict[int, str] = {}
+        for target in parts.servers:
+            members[target] = yield from self._cluster.member(target)
+        return members
 
     def _fork_sharded(
         self, wire: ShardedParametersWire, step: int | None, ref: parameters_pb2.ParametersRef, idle_lease: float | None
@@ -360,9 +319,7 @@ class ParametersCache:
             each.name: [Piece(piece.server, piece.num_rows) for piece in each.pieces] for each in info.spec.components
         }
         parts = Parts(components, plan, _UPDATE)
-        members: dict[int, str] = {}
-        for target in parts.servers:
-            members[target] = yield from self._cluster.member(target)
+        members = yield from self._members_with(parts)
         lifetime = self._private[home].lifetime(decode_duration(info, "idle_lease"), is_private=is_private)
 
         def create_shard(target: int, incarnation: str, values: Mapping[str, Sent]) -> Operation[object]:
@@ -371,7 +328,7 @@ class ParametersCache:
             )
             request.parameters.ClearField("incarnation")
             request.parameters.member = members[target]
-            return at_target(target, _created(request, values, None, 0, target, None))
+            return at_target(target, created(request, values, None, 0, target, None))
 
         return ShardedParametersWire(
             self._session(info, home, is_private=is_private),
@@ -481,45 +438,8 @@ def _created_of(
     """Creates the parameters of a model on one server."""
     saved = model.saved
     state, step = (None, 0) if saved is None else (saved.state, saved.step)
-    return _created(request, model.values or {}, state, step, target, progress)
-
-
-def _created(
-    request: messages_pb2.CreateParametersRequest,
-    values: Mapping[str, Sent],
-    state: SavedState | None,
-    step: int,
-    target: int,
-    progress: Progress | None,
-) -> Operation[parameters_pb2.ParametersInfo]:
-    arrays: list[Any]
-    arrays, has_handles = arrays_of(values)
-    if has_handles and target:
-        raise InvalidArgumentError(
-            f"expected arrays, got the handle of a tensor: tensors are on server 0 of the cluster, and the home of "
-            f"parameters {request.parameters.name!r} is server {target}",
-            field="values",
-        )
-    if state is not None:
-        if (ours := request.spec.optimizer.WhichOneof("kind")) != (theirs := state.optimizer.WhichOneof("kind")):
-            raise InvalidArgumentError(
-                f"expected optimizer {theirs}, whose state is in the file, got {ours}", field="optimizer"
-            )
-        arrays += state.slots.values()
-
-    def with_values(tensors: Sequence[tensor_pb2.Tensor]) -> Message:
-        message = messages_pb2.CreateParametersRequest()
-        message.CopyFrom(request)
-        message.release_handles = not has_handles
-        message.step = step
-        add_saved(message, values, state, tensors)
-        return message
-
-    reply = yield from call_with_arrays(
-        PARAMETERS.name, _CREATE, arrays, with_values, released=not has_handles, progress=progress
-    )
-    info: parameters_pb2.ParametersInfo = reply.message.info
-    return info
+    response = yield from created(request, model.values or {}, state, step, target, progress)
+    return response.info
 
 
 def _listed(container: str) -> Operation[Iterable[ParametersInfo]]:

@@ -148,6 +148,10 @@ def _encode_decided(decided: DecidedRound) -> parameters_pb2.DecidedRound:
         oldest_version=decided.oldest_version,
         scales=decided.scales,
         factors=decided.factors,
+        sums=[
+            parameters_pb2.DecidedSum(index=each.place, num_updates=each.num_updates, discount=each.discount)
+            for each in decided.sums
+        ],
     )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gradserve_protocol.codecs import CODECS_BY_NUMBER, Codec
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2, tensor_pb2
-from gradserve_server.accumulators.gradient import Array, Contribution, Measurement, Metrics
+from gradserve_server.accumulators.gradient import Array, Contribution, Measurement, Metrics, Summand
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import (
     IncomingComponent,
@@ -25,6 +25,7 @@ from gradserve_server.limits import (
     MAX_COMPONENTS,
     MAX_METRIC_NAME_BYTES,
     MAX_METRICS,
+    MAX_SUMMANDS,
     MAX_UNANSWERED,
     MAX_WORKER_ID_BYTES,
     check_count,
@@ -35,7 +36,7 @@ from gradserve_server.limits import (
 from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.metrics import Report, canonical
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.record import DecidedRound
+from gradserve_server.parameters.record import DecidedRound, DecidedSum
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, Rules, UpdateKind
 from gradserve_server.parameters.variables import Loaded, OptimizerState, check_step
 from gradserve_server.resources.cluster import Member
@@ -157,10 +158,7 @@ def decode_update(
             f"expected no measurements of parameters on one server, got {len(request.measured)}", field="measured"
         )
     is_again = isinstance(request, messages_pb2.PushRequest) and request.accepted_before
-    sum_of = summands_of(request, user, decode_metrics)
-    metrics = decode_metrics(request.metrics, "metrics")
-    if metrics and sum_of:
-        raise InvalidArgumentError("expected no metrics beside those of sum_of, got some", field="metrics")
+    sum_of, metrics = _summands_and_metrics(request, user)
     contribution = contribution_of(request, was_accepted=is_again, sum_of=sum_of, metrics=metrics)
     given = incoming_gradient(
         request.update,
@@ -176,6 +174,15 @@ def decode_update(
         summands = serialized(request.sum_of)
         call = gradient_id(request.request_id, what, given, user, unread=request.unread_contents, more=summands)
     return call, contribution, given
+
+
+def _summands_and_metrics(request: UpdateRequest, user: Identity) -> tuple[tuple[Summand, ...], Metrics]:
+    """Reads the updates of a sum, none of a single update, and the metrics of that."""
+    sum_of = summands_of(request, user, decode_metrics)
+    metrics = decode_metrics(request.metrics, "metrics")
+    if metrics and sum_of:
+        raise InvalidArgumentError("expected no metrics beside those of sum_of, got some", field="metrics")
+    return sum_of, metrics
 
 
 def _what_of(request: UpdateRequest, contribution: Contribution) -> tuple[object, ...]:
@@ -244,8 +251,8 @@ def decode_staged_update(
         user: The caller.
 
     Raises:
-        InvalidArgumentError: It has components, or no id, or is the sum of several updates; or its measurements are not
-            those of the other servers.
+        InvalidArgumentError: It has components, or no id; or is the sum of several updates, and each is needed; or its
+            measurements are not those of the other servers.
         AbortedError: It is to be staged again.
     """
     if request.update:
@@ -254,18 +261,17 @@ def decode_staged_update(
             f"StageUpdate takes them, got {len(request.update)}: connect to all servers of the cluster",
             field="update",
         )
-    if request.sum_of:
-        raise InvalidArgumentError(
-            f"expected single updates for sharded parameters, got the sum of {len(request.sum_of)}", field="sum_of"
-        )
     if not request.HasField("request_id"):
         raise InvalidArgumentError(
             f"expected a request_id, as parameters {request.parameters.name!r} are sharded", field="request_id"
         )
     epoch = request.epoch if request.HasField("epoch") else None
-    plain = contribution_of(request, epoch=epoch, metrics=decode_metrics(request.metrics, "metrics"))
-    what = _what_of(request, plain)
-    call = gradient_id(request.request_id, what, IncomingGradient([], IncomingTensors(())), user)
+    sum_of, metrics = _summands_and_metrics(request, user)
+    if sum_of:
+        spec.check_adds_up()
+    plain = contribution_of(request, epoch=epoch, sum_of=sum_of, metrics=metrics)
+    nothing = IncomingGradient([], IncomingTensors(()))
+    call = gradient_id(request.request_id, _what_of(request, plain), nothing, user, more=serialized(request.sum_of))
     contribution = replace(plain, part=part_id(call), measured=_measurements(request, spec))
     return call, contribution, PartKey(incarnation, contribution.part)
 
@@ -285,7 +291,12 @@ def decode_staged(
         for sequence in (call.sequence, *request.withdrawn)
     ]
     given = incoming_gradient(
-        request.update, payload, user, release=request.release_handles, path="update", may_be_packed=True
+        request.update,
+        payload,
+        user,
+        release=request.release_handles,
+        path="update",
+        may_be_packed=not request.is_wide,
     )
     return key, withdrawn, given
 
@@ -328,6 +339,7 @@ def decode_decided(rounds: Sequence[parameters_pb2.DecidedRound]) -> list[Decide
                 each.oldest_version,
                 _shares(each.scales, ids, f"{field}.scales", least=math.ulp(0.0), most=1.0),
                 _shares(each.factors, ids, f"{field}.factors"),
+                _sums(each.sums, ids, f"{field}.sums"),
             )
         )
     return decoded
@@ -347,6 +359,27 @@ def _shares(
         if not least <= each <= most:
             raise InvalidArgumentError(f"expected numbers from {least:g} to {most:g}, got {each:g}", field=field)
     return tuple(given)
+
+
+def _sums(given: Sequence[parameters_pb2.DecidedSum], ids: Sequence[bytes], field: str) -> tuple[DecidedSum, ...]:
+    """Reads the sums in a round."""
+    found = [DecidedSum(each.index, each.num_updates, each.discount) for each in given]
+    least = 0
+    for number, (place, num_updates, discount) in enumerate(found):
+        if not least <= place < len(ids):
+            raise InvalidArgumentError(
+                f"expected ascending places below {len(ids)}, got {place}", field=f"{field}[{number}].index"
+            )
+        if not 1 <= num_updates <= MAX_SUMMANDS:
+            raise InvalidArgumentError(
+                f"expected 1 to {MAX_SUMMANDS} updates, got {num_updates}", field=f"{field}[{number}].num_updates"
+            )
+        if not 0 < discount <= 1:
+            raise InvalidArgumentError(
+                f"expected a discount above 0 and at most 1, got {discount:g}", field=f"{field}[{number}].discount"
+            )
+        least = place + 1
+    return tuple(found)
 
 
 def _measurements(request: UpdateRequest, spec: ParametersSpec) -> tuple[Measurement, ...]:

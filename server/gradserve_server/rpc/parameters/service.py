@@ -116,6 +116,12 @@ class ParameterServicer:
         check_length(home_incarnation, MAX_ID_BYTES, "home_incarnation")
         if spec.num_shards and not spec.follows and request.values and not request.creator:
             raise InvalidArgumentError("expected a creator of sharded parameters, got none", field="creator")
+        if request.sharded and not spec.num_shards:
+            raise InvalidArgumentError(
+                "expected sharded=False, got True: the client has one server, and what is sharded is on several. That "
+                "server is no aggregator of several, or the parameters are private to the client",
+                field="sharded",
+            )
         try:
             version = await self._decoded_version(request, call)
             if call.may_only_open is not None:
@@ -230,9 +236,10 @@ class ParameterServicer:
             key, withdrawn, given = await self._compute.run(PIECE_BYTES * len(request.update), decode_staged, *sent)
             if withdrawn:
                 await shard.withdraw(withdrawn)
-            spec = await self._compute.run(PIECE_BYTES * len(request.update), lambda: _update_spec(parameters, given))
+            is_wide, work = request.is_wide, PIECE_BYTES * len(request.update)
+            spec = await self._compute.run(work, lambda: _update_spec(parameters, given, is_wide=is_wide))
             opening = await self._receiver.receive(spec, parameters.place, given)
-            duplicate = await shard.stage(key, request.local_step, opening, epoch=request.epoch)
+            duplicate = await shard.stage(key, request.local_step, opening, is_sum=is_wide, epoch=request.epoch)
             measured = await parameters.measure(key)
             return messages_pb2.StageUpdateResponse(
                 duplicate=duplicate,
@@ -408,9 +415,11 @@ def _shard_of(parameters: Parameters) -> Shard:
     return parameters.shard
 
 
-def _update_spec(parameters: Parameters, given: IncomingGradient, *, is_sum: bool = False) -> AccumulatorSpec:
+def _update_spec(
+    parameters: Parameters, given: IncomingGradient, *, is_sum: bool = False, is_wide: bool = False
+) -> AccumulatorSpec:
     spec, is_part = parameters.here, parameters.shard is not None
-    return spec.of_update(names_in(given, spec.components), is_sum=is_sum, is_part=is_part)
+    return spec.of_update(names_in(given, spec.components), is_sum=is_sum, is_part=is_part, is_wide=is_wide)
 
 
 def _num_entries(record: RoundRecord) -> int:
