@@ -12,6 +12,8 @@ from gradserve import optim, reductions
 from gradserve_protocol.arrays import BFLOAT16
 from gradserve_server.config import ServerConfig
 from gradserve_testing import LocalServer
+from tests.cluster.servers import addresses_of, running_cluster
+from tests.cluster.sharding.clients import small_pieces
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator
@@ -23,16 +25,28 @@ ROUNDS = 3
 
 
 @contextmanager
-def five_workers(*, in_tree: bool) -> Iterator[tuple[list[gradserve.Client], list[LocalServer]]]:
-    """Connects five workers: two to each of two aggregators and one to the server, or all to the server."""
+def five_workers(*, in_tree: bool, size: int = 1) -> Iterator[tuple[list[gradserve.Client], list[LocalServer]]]:
+    """Connects five workers: two to each of two aggregators and one to the servers, or all to the servers."""
     with ExitStack() as stack:
-        top = stack.enter_context(LocalServer(ServerConfig(runtime=NOT_WARMED_UP)))
-        near = [stack.enter_context(aggregator(top.address, 2)) for _ in range(2)] if in_tree else []
+        stack.enter_context(small_pieces())
+        top = addresses_of(stack.enter_context(running(size)))
+        near = [stack.enter_context(aggregator(",".join(top), 2)) for _ in range(2)] if in_tree else []
         clients: list[gradserve.Client] = []
         for each in near:
             clients += stack.enter_context(clients_of(each.address, 2))
-        clients += stack.enter_context(clients_of(top.address, 1 if in_tree else 5))
+        clients += stack.enter_context(clients_of(top, 1 if in_tree else 5))
         yield clients, near
+
+
+@contextmanager
+def running(size: int) -> Iterator[list[LocalServer]]:
+    """Runs a server, or those of a cluster."""
+    if size > 1:
+        with running_cluster(size) as servers:
+            yield servers
+        return
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server:
+        yield [server]
 
 
 def facts_of(made: gradserve.Parameters) -> list[Any]:
@@ -73,14 +87,18 @@ SPECS: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("spec", SPECS)
-def test_five_workers(spec: str) -> None:
+def test_five_workers(spec: str, size: int) -> None:
+    """Also with parameters that are sharded over several servers."""
     found = []
     how, adds_up = SPECS[spec]
     for in_tree in (True, False):
-        with five_workers(in_tree=in_tree) as (clients, near):
+        with five_workers(in_tree=in_tree, size=size) as (clients, near):
             values = {"w": np.zeros(8, np.float32), "b": np.ones(3, BFLOAT16), "h": np.ones((), np.float16)}
-            made = [each.parameters(values, shared_name="net", num_required=5, **how) for each in clients]
+            made = [
+                each.parameters(values, shared_name="net", num_required=5, sharded=size > 1, **how) for each in clients
+            ]
 
             for step in range(ROUNDS):
                 updates = [
@@ -95,7 +113,7 @@ def test_five_workers(spec: str) -> None:
                     WEIGHTS,
                     WORKERS,
                 )
-                assert {each.version.digest for each in results} == {made[0].info().digest}
+                assert {each.version.digest for each in results} == {made[0].read().digest}
                 assert [(each.weight, each.staleness) for each in results] == [(weight, 0) for weight in WEIGHTS]
             assert facts_of(made[0]) == facts_of(made[-1])
             found.append(facts_of(made[-1]))

@@ -1,18 +1,22 @@
 """Which accumulators an aggregator shards over the servers upstream: those that their own clients would shard."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 import gradserve
 from gradserve import DenseSpec, SparseSpec
+from gradserve_protocol.placement import home_of
+from gradserve_protocol.v1 import parameters_messages_pb2, parameters_pb2
 from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import shards_of
+from tests.servers.raw_calls import RawCalls
 from tests.trees.servers import aggregator, running_tree
-from tests.trees.workers import at_once
+from tests.trees.workers import at_once, clients_of
 
 MIB = {"w": DenseSpec("float32", (1 << 18,))}
 LESS = {"w": DenseSpec("float32", ((1 << 18) - 1,))}
@@ -155,17 +159,79 @@ def test_what_is_known_of_it(worker: gradserve.Client, direct: gradserve.Client,
     assert worker.list_accumulators() == direct.list_accumulators()
 
 
-def test_sharded_parameters_are_not_for_aggregators(
+def test_parameters_are_sharded_if_a_worker_wants_it(
     worker: gradserve.Client, direct: gradserve.Client, name: str
 ) -> None:
+    """Whichever client has created them, all others find them."""
+    values = {"w": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.ones(2)}
+    makers = {"here": (worker, direct), "there": (direct, worker)}
+    for where, (creator, other) in makers.items():
+        full_name = f"{name}-{where}"
+        creator.parameters(values, full_name, sharded=True)
+        found = [worker.parameters(shared_name=full_name), other.parameters(values, full_name, sharded=True)]
+        for each in (*found, direct.parameters(shared_name=full_name)):
+            assert each.read()["w"].tolist() == values["w"].tolist()
+        assert direct.parameters(shared_name=full_name).info().num_shards == 2
+        assert found[0].info().num_shards == 0, "to workers, they are on the aggregator"
+        (here,), (there,) = [
+            [each for each in client.list_parameters() if each.name == full_name] for client in (worker, direct)
+        ]
+        assert (here.num_shards, here.num_bytes, here.digest) == (0, there.num_bytes, "")
+        for client in (worker, direct):
+            with pytest.raises(gradserve.AlreadyExistsError, match="num_shards is 2, not 0"):
+                client.parameters(values, full_name)
+        assert found[0].delete()
+        with pytest.raises(gradserve.NotFoundError):
+            direct.parameters(shared_name=full_name)
+
+
+def test_workers_that_create_sharded_parameters_at_once_send_values_once(near: LocalServer, name: str) -> None:
+    with clients_of(near.address, 4) as clients:
+        made = at_once(
+            lambda client, number: client.parameters({"w": np.full((4, 2), number)}, name, sharded=True),
+            clients,
+            (1.0, 2.0, 3.0, 4.0),
+        )
+        (value,) = {each.read()["w"].tobytes() for each in made}
+        assert np.frombuffer(value).tolist() in [[number] * 8 for number in (1.0, 2.0, 3.0, 4.0)]
+
+
+def test_parameters_that_cannot_be_sharded(worker: gradserve.Client, near: LocalServer, name: str) -> None:
     values = {"w": np.zeros((3, 2), np.float32)}
-    made = direct.parameters(values, name, sharded=True)
-    calls: dict[str, Callable[[], object]] = {
-        "shared_name": lambda: worker.parameters(shared_name=name),
-        "sharded": lambda: worker.parameters(values, name, sharded=True),
-    }
-    for field, call in calls.items():
-        with pytest.raises(gradserve.InvalidArgumentError, match="on several|over several") as error:
-            call()
-        assert error.value.field == field
-    made.delete()
+    with (
+        running_tree(1) as (top, alone),
+        clients_of(alone.address, 1) as (other,),
+        clients_of(top.address, 1) as (one,),
+    ):
+        for call in (
+            lambda: worker.parameters(values, sharded=True),  # they are private
+            lambda: other.parameters(values, name, sharded=True),
+            lambda: one.parameters(values, name, sharded=True),
+        ):
+            with pytest.raises(gradserve.InvalidArgumentError, match=r"^expected sharded=False, got True: ") as error:
+                call()
+            assert error.value.field == "sharded"
+    with RawCalls(near.address) as raw:
+        spec = parameters_pb2.ParametersSpec(num_shards=2)
+        request = parameters_messages_pb2.CreateParametersRequest(
+            parameters=parameters_pb2.ParametersRef(name=name), spec=spec
+        )
+        failure = raw.fail("CreateParameters", request)
+        assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "spec.num_shards")
+        for method in ("StageUpdate", "CountUpdates", "ForgetUpdates"):
+            kind: Any = getattr(parameters_messages_pb2, f"{method}Request")
+            assert "this server is an aggregator" in raw.fail(method, kind()).message
+
+
+def test_an_aggregator_of_fewer_servers_cannot_forward(
+    servers: list[LocalServer], direct: gradserve.Client, name: str
+) -> None:
+    home = home_of("", name, 2)
+    direct.parameters({"w": np.zeros((3, 2), np.float32)}, name, sharded=True)
+    with (
+        aggregator(servers[home].address, 2) as near,
+        clients_of(near.address, 1) as (client,),
+        pytest.raises(gradserve.InvalidArgumentError, match="are sharded over 2 servers, and 1 are upstream") as error,
+    ):
+        client.parameters(shared_name=name)
+    assert error.value.field == "shared_name"

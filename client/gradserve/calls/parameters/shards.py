@@ -1,6 +1,6 @@
 """The shards of parameters that several servers have together: their parts of updates, versions and states."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -8,14 +8,13 @@ from typing import Any, NamedTuple, cast
 
 from google.protobuf.message import Message
 
-from gradserve.calls.accumulators.components import Sent, add_values, arrays_of, receive_values
+from gradserve.calls.accumulators.components import Component, Sent, add_values, arrays_of, receive_values
 from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted
 from gradserve.calls.accumulators.sharding.staging import received_together, sent_together
 from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import AccumulatorKey
 from gradserve.calls.parameters.compression import unpacked
-from gradserve.calls.parameters.model import ParameterComponents
 from gradserve.calls.parameters.wire import PARAMETERS, add_saved
 from gradserve.calls.tensors import call_with_arrays, placement_of, receive_results
 from gradserve.results import Value
@@ -67,7 +66,7 @@ class ParameterShards:
 
     def __init__(
         self,
-        components: ParameterComponents,
+        components: Iterable[Component],
         parts: Parts,
         home: int,
         members: Mapping[int, str],
@@ -80,7 +79,7 @@ class ParameterShards:
         """Takes what is known of the parameters.
 
         Args:
-            components: Their components.
+            components: Their components, again and again.
             parts: The parts of the servers.
             home: The index of their home.
             members: The servers that have a part, as requests name them.

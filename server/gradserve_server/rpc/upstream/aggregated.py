@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gradserve_protocol.placement import home_of
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, parameters_messages_pb2
+from gradserve_server.accumulators.gradient import Average, Packed, Value
 from gradserve_server.accumulators.identity import CallsUnderWay, RequestId
 from gradserve_server.accumulators.spec import AccumulatorSpec, Layout
 from gradserve_server.errors import NotFoundError, ServiceError
@@ -31,6 +32,12 @@ _MOST_KNOWN = 10_000
 """Resources upstream that an aggregator remembers; it asks again for others."""
 
 GradientLeaf = Leaf[Contributed, Answer]
+SendStaged: TypeAlias = Callable[[str, Any, Mapping[str, Value | Packed], float], Awaitable[tuple[Any, Average | None]]]
+"""Brings several servers their parts of a gradient, and then makes the call that adds it.
+
+Takes the method, the request without values, the values, and the seconds that the call may wait. Returns the response,
+and its average or version if it has one.
+"""
 
 
 class Aggregated:
@@ -63,6 +70,11 @@ class Aggregated:
         self.batches = new_batches(self)
         self._answered: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._has_ended = False
+
+    @property
+    def send_staged(self) -> SendStaged | None:
+        """Sends a gradient to several servers; None if it is on one of them as a whole."""
+        return None if self.shards is None else self.shards.send
 
     @property
     def adds_up(self) -> bool:
@@ -252,8 +264,8 @@ def _merged(page: Page, container: str, here: _Pages, upstream: Sequence[_Pages]
     """Returns one page out of the pages that several lists have for the same `page_token` and `page_size`.
 
     Each is sorted by name, and so is the result. Names after the end of a page that is not its list's last may be
-    preceded by others of that list, so they are left to the next page. A sharded accumulator is in the lists of all of
-    its servers, and in the result as its home describes it, with the memory of all.
+    preceded by others of that list, so they are left to the next page. What is sharded is in the lists of all of its
+    servers, and in the result as its home describes it, with the memory of all.
 
     Args:
         page: The page.
@@ -296,15 +308,16 @@ def _name(info: Any) -> str:
 
 
 def _is_sharded(info: Any) -> bool:
-    return isinstance(info, accumulator_pb2.AccumulatorInfo) and info.spec.num_shards > 0
+    return bool(info.spec.num_shards)
 
 
-async def delete(
-    link: UpstreamLink, request: messages_pb2.DeleteAccumulatorRequest
-) -> messages_pb2.DeleteAccumulatorResponse:
-    """Deletes an accumulator at its home, and then what other servers have of it, but nothing of a later one.
+DeletionT = TypeVar("DeletionT", messages_pb2.DeleteAccumulatorRequest, parameters_messages_pb2.DeleteParametersRequest)
 
-    In this order: a home that stays would name gradients that others no longer have.
+
+async def delete(link: UpstreamLink, request: DeletionT) -> Any:
+    """Deletes something at its home, and then what other servers have of it, but nothing of a later one.
+
+    Returns the response. In this order: a home that stays would name gradients that others no longer have.
 
     Args:
         link: The servers upstream.
@@ -313,14 +326,15 @@ async def delete(
     Raises:
         ServiceError: See `UpstreamLink.call`; the other servers were still asked.
     """
-    ref = request.accumulator
-    named = accumulator_pb2.AccumulatorRef(container=ref.container, name=ref.name)
+    ref = ref_of(request)
+    named: Any = type(ref)(container=ref.container, name=ref.name)
     is_everywhere = link.cluster.size > 1 and await _may_have_parts(link, named, ref.incarnation)
-    response = await _deleted(link, ref, request.home_incarnation)
+    response = await _deleted(link, type(request), ref, request.home_incarnation)
     if is_everywhere:
         home = link.cluster.home_of(ref.container, ref.name)
         gone = response.home_incarnation
-        others = [_deleted(link, named, gone, target) for target in range(link.cluster.size) if target != home]
+        targets = [target for target in range(link.cluster.size) if target != home]
+        others = [_deleted(link, type(request), named, gone, target) for target in targets]
         for each in await asyncio.gather(*others, return_exceptions=True):
             if isinstance(each, BaseException):
                 raise each
@@ -330,20 +344,23 @@ async def delete(
 
 
 async def _deleted(
-    link: UpstreamLink, ref: accumulator_pb2.AccumulatorRef, home_incarnation: str, target: int | None = None
-) -> messages_pb2.DeleteAccumulatorResponse:
-    request = messages_pb2.DeleteAccumulatorRequest(home_incarnation=home_incarnation)
-    request.accumulator.CopyFrom(ref)
-    response: messages_pb2.DeleteAccumulatorResponse = await link.call("DeleteAccumulator", request, target=target)
-    return response
+    link: UpstreamLink, kind: Callable[..., Any], ref: Ref, home_incarnation: str, target: int | None = None
+) -> Any:
+    request = kind(home_incarnation=home_incarnation)
+    ref_of(request).CopyFrom(ref)  # type: ignore[arg-type]
+    return await link.call(method_of(request), request, target=target)
 
 
-async def _may_have_parts(link: UpstreamLink, named: accumulator_pb2.AccumulatorRef, incarnation: str) -> bool:
-    """Returns whether other servers than the home may have something of an accumulator that is to be deleted."""
-    request = messages_pb2.GetAccumulatorRequest()
-    request.accumulator.CopyFrom(named)
+async def _may_have_parts(link: UpstreamLink, named: Ref, incarnation: str) -> bool:
+    """Returns whether other servers than the home may have something of what is to be deleted."""
+    request: Any = (
+        messages_pb2.GetAccumulatorRequest()
+        if isinstance(named, accumulator_pb2.AccumulatorRef)
+        else parameters_messages_pb2.GetParametersRequest()
+    )
+    ref_of(request).CopyFrom(named)  # type: ignore[arg-type]
     try:
-        info = (await link.call("GetAccumulator", request)).info
+        info = (await link.call(method_of(request), request)).info
     except NotFoundError:
         return True  # of one that its home has lost
-    return bool(info.spec.num_shards) and incarnation in ("", info.accumulator.incarnation)
+    return bool(info.spec.num_shards) and incarnation in ("", ref_of(info).incarnation)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.v1 import accumulator_pb2, tensor_pb2
@@ -154,18 +154,40 @@ class Forwarding:
         try:
             async with leaf.borrowed() as gradient:
                 self.counts.alone += 1
-                if accumulator.shards is not None and not leaf.request.HasField("request_id"):
+                if accumulator.send_staged is not None and not leaf.request.HasField("request_id"):
                     # By which the servers hold it.
                     leaf.request.request_id.CopyFrom(self._new_id(ref_of(leaf.request)))
-                send = partial(self._send, accumulator, [leaf], {**gradient.values, **gradient.packed})
-                whole = partial(alone, leaf.request)
-                sent = partial(whole, without_values=True) if accumulator.leaves_values(leaf) else whole
-                answer = await accumulator.complete(leaf, await send(sent), lambda: send(whole))
+                async with self._to_send(accumulator, gradient) as values:
+                    send = partial(self._send, accumulator, [leaf], values)
+                    whole = partial(alone, leaf.request)
+                    sent = partial(whole, without_values=True) if accumulator.leaves_values(leaf) else whole
+                    answer = await accumulator.complete(leaf, await send(sent), lambda: send(whole))
             leaf.succeed(answer)
         except Exception as error:
             leaf.fail(error)
             if not isinstance(error, ServiceError):
                 raise
+
+    @asynccontextmanager
+    async def _to_send(
+        self, accumulator: Aggregated, gradient: Gradient
+    ) -> AsyncIterator[Mapping[str, Value | Packed]]:
+        """Gives what is sent of a gradient that goes alone to a block.
+
+        A packed one is sent as it is, but not in parts: its blocks are those of whole components.
+        """
+        if accumulator.send_staged is None or not gradient.packed:
+            yield {**gradient.values, **gradient.packed}
+            return
+        reservation = self.memory.reserve(purpose=Purpose.COMPUTING)
+        try:
+            reservation.grow(sum_bytes(accumulator.spec, [gradient]))
+            given = [(Contribution(), gradient)]
+            yield await self.place.compute.run(gradient.nbytes, summed, accumulator.spec, self.place, given)
+        except MemoryError as error:
+            raise InternalError("the aggregator has no memory left for an update") from error
+        finally:
+            reservation.settle(0)
 
     async def _send(
         self,
@@ -218,9 +240,8 @@ class Forwarding:
         timeout: float | None,
         wait: float,
     ) -> tuple[Any, Average | None]:
-        if accumulator.shards is not None:
-            plain = cast("Mapping[str, Value]", values)  # only updates of parameters are packed
-            return await accumulator.shards.send(method_of(first.request), request({}, (), timeout), plain, wait)
+        if accumulator.send_staged is not None:
+            return await accumulator.send_staged(method_of(first.request), request({}, (), timeout), values, wait)
         return await self.link.send(
             method_of(first.request),
             ref_of(first.request),

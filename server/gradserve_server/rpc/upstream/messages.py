@@ -283,6 +283,7 @@ _SAME: dict[type[client.GradserveError], type[server.ServiceError]] = {
     client.AbortedError: server.AbortedError,
     client.OutOfRangeError: server.OutOfRangeError,
     client.DeadlineExceededError: server.DeadlineExceededError,
+    client.LostError: server.AbortedError,
 }
 
 

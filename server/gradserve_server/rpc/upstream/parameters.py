@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
+from gradserve.saved.parameters import SavedState
+from gradserve_protocol.arrays import DoesNotFitError
 from gradserve_protocol.tensors import WithContents
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2
+from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.incoming import components_named
-from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import (
     DeadlineExceededError,
@@ -20,12 +25,14 @@ from gradserve_server.errors import (
 )
 from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.registry import ParametersRegistry
+from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.versions import Version
 from gradserve_server.resources.budget import Purpose
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import wait_timeout
 from gradserve_server.rpc.parameters.replies import encode_pulled, encode_read, encode_read_state, packed_version
 from gradserve_server.rpc.parameters.requests import (
+    IncomingVersion,
     UpdateRequest,
     decode_codec,
     decode_key,
@@ -38,9 +45,10 @@ from gradserve_server.rpc.parameters.requests import (
 )
 from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.tensors.messages import TensorDeliverer
-from gradserve_server.rpc.upstream.aggregated import KnownUpstream, listed
+from gradserve_server.rpc.upstream.aggregated import KnownUpstream, delete, listed
 from gradserve_server.rpc.upstream.forwarding import Arrivals, Forwarding
 from gradserve_server.rpc.upstream.messages import Answer, Pulled, Ref, copied, method_of, own_id
+from gradserve_server.rpc.upstream.parameter_shards import UpstreamParameterShards, create_sharded, show_as_whole
 from gradserve_server.rpc.upstream.versions import AggregatedParameters, WithVersion, send_version
 from gradserve_server.tensors.incoming import TensorOpener
 from gradserve_server.upstream.latest import LatestAverage, LatestAverages
@@ -49,9 +57,17 @@ _NEVER = (1 << 63) - 1
 """A step that no parameters reach: reading its version ends with a diagnosis of the round."""
 _AT_ONCE = 0.001
 
+WithInfo = TypeVar(
+    "WithInfo",
+    messages_pb2.CreateParametersResponse,
+    messages_pb2.GetParametersResponse,
+    messages_pb2.ChangeParametersResponse,
+    messages_pb2.ForkParametersResponse,
+)
+
 
 class AggregatingParameters:
-    """Serves the parameters of the server upstream. The protos say what each method does.
+    """Serves the parameters of the servers upstream. The protos say what each method does.
 
     Like `AggregatingServicer`, it keeps nothing that a restart could lose.
     """
@@ -90,33 +106,36 @@ class AggregatingParameters:
         if request.lifetime.owner_client_id:
             return await self._local.CreateParameters(request, call)
         if request.spec.num_shards:
-            raise _not_sharded("spec.num_shards")
+            raise _not_in_parts("spec.num_shards")
         if call.may_only_open is not None and request.values and not await self._exists(request.parameters):
             raise call.may_only_open
         sent = copied(request)
         if call.may_only_open is not None:
             sent.ClearField("creator")  # a caller that may not create must not get the turn
-        response = await self._send_version(sent, call)
-        await self._learn(response.info)
-        return response
+        if sent.sharded and self._link.cluster.size > 1:
+            response: Any = await self._create_sharded(sent, call)
+        else:
+            response = await self._send_version(sent, call)
+        return await self._learned(response)
 
     async def GetParameters(self, request: messages_pb2.GetParametersRequest, call: Call) -> Any:
         if self._is_local(request.parameters, call):
             return await self._local.GetParameters(request, call)
-        response = await self._link.call("GetParameters", copied(request))
-        await self._learn(response.info)
-        return response
+        return await self._learned(await self._link.call("GetParameters", copied(request)))
 
     async def ListParameters(
         self, request: messages_pb2.ListParametersRequest, call: Call
     ) -> messages_pb2.ListParametersResponse:
         here = await self._local.ListParameters(request, call)
-        return await listed(self._link, request, messages_pb2.ListParametersResponse, here)
+        response = await listed(self._link, request, messages_pb2.ListParametersResponse, here)
+        for each in response.parameters:
+            show_as_whole(each)
+        return response
 
     async def DeleteParameters(self, request: messages_pb2.DeleteParametersRequest, call: Call) -> Any:
         if self._is_local(request.parameters, call):
             return await self._local.DeleteParameters(request, call)
-        response = await self._link.call("DeleteParameters", copied(request))
+        response = await delete(self._link, request)
         self.known.forget(request.parameters)
         return response
 
@@ -125,14 +144,15 @@ class AggregatingParameters:
             return await self._local.ChangeParameters(request, call)
         sent = copied(request)
         own_id(sent, call.identity)
-        response = await self._send_version(sent, call)
-        await self._learn(response.info)
-        return response
+        return await self._learned(await self._send_version(sent, call))
 
     async def ListRounds(self, request: messages_pb2.ListRoundsRequest, call: Call) -> Any:
         if self._is_local(request.parameters, call):
             return await self._local.ListRounds(request, call)
-        return await self._link.call("ListRounds", copied(request))
+        response = await self._link.call("ListRounds", copied(request))
+        for each in response.rounds:
+            each.ClearField("decided")  # which is for servers
+        return response
 
     async def ReportEvaluation(self, request: messages_pb2.ReportEvaluationRequest, call: Call) -> Any:
         if self._is_local(request.parameters, call):
@@ -156,26 +176,28 @@ class AggregatingParameters:
             )
         if is_private:
             return await self._local.ForkParameters(request, call)
-        response = await self._link.call("ForkParameters", copied(request))
-        await self._learn(response.info)
-        return response
+        parameters = await self.known.find(request.parameters)
+        if parameters.servers is None:
+            return await self._learned(await self._link.call("ForkParameters", copied(request)))
+        created = await self._learned(await parameters.servers.fork(request))
+        return messages_pb2.ForkParametersResponse(info=created.info)
 
     # What clients of several servers ask each of them: this server is the only one of its clients
 
     async def StageUpdate(
         self, request: messages_pb2.StageUpdateRequest, call: Call
     ) -> messages_pb2.StageUpdateResponse:
-        raise _not_sharded("parameters")
+        raise _not_in_parts("parameters")
 
     async def CountUpdates(
         self, request: messages_pb2.CountUpdatesRequest, call: Call
     ) -> messages_pb2.CountUpdatesResponse:
-        raise _not_sharded("parameters")
+        raise _not_in_parts("parameters")
 
     async def ForgetUpdates(
         self, request: messages_pb2.ForgetUpdatesRequest, call: Call
     ) -> messages_pb2.ForgetUpdatesResponse:
-        raise _not_sharded("parameters")
+        raise _not_in_parts("parameters")
 
     # Versions
 
@@ -306,11 +328,8 @@ class AggregatingParameters:
         await self._link.call("ReadParameters", asked)
 
     async def _make(self, info: parameters_pb2.ParametersInfo) -> AggregatedParameters:
-        if info.spec.num_shards:
-            raise _not_sharded("parameters.name")
-        key = decode_key(info.parameters)
         work = PIECE_BYTES * len(info.spec.components)
-        spec = await self._compute.run(work, decode_parameters_spec, info.spec, key)
+        spec, servers = await self._compute.run(work, self._decoded, info)
         forwarding = self._forwarding
         return AggregatedParameters(
             info.parameters,
@@ -320,12 +339,25 @@ class AggregatingParameters:
             self._link,
             forwarding.counts,
             PackedVersions(self._compute, forwarding.memory.reserve(purpose=Purpose.COMPUTING)),
+            servers,
             is_shared=forwarding.rule.num_gradients > 1,
         )
 
-    async def _learn(self, info: parameters_pb2.ParametersInfo) -> None:
-        """Remembers parameters, with the rules that they have now."""
-        (await self.known.remember(info)).follow(info)
+    def _decoded(self, info: parameters_pb2.ParametersInfo) -> tuple[ParametersSpec, UpstreamParameterShards | None]:
+        whole = copied(info)
+        show_as_whole(whole)
+        spec = decode_parameters_spec(whole.spec, decode_key(info.parameters))
+        servers = UpstreamParameterShards(info, spec, self._link, self._compute) if info.spec.num_shards else None
+        return spec, servers
+
+    async def _learned(self, response: WithInfo) -> WithInfo:
+        """Remembers the parameters in a response, with the rules that they have now; returns what workers see of it."""
+        parameters = await self.known.remember(response.info)
+        parameters.follow(response.info)
+        if parameters.servers is not None:
+            response.info.num_bytes += await parameters.servers.num_bytes_elsewhere()
+            show_as_whole(response.info)
+        return response
 
     async def _send_version(self, request: WithVersion, call: Call) -> Any:
         """Makes a call upstream with the saved version of a request, if it has one."""
@@ -333,11 +365,54 @@ class AggregatingParameters:
         version = await self._compute.run(work, decode_version, request, call.payload, call.identity)
         if version is None:
             return await self._link.call(method_of(request), copied(request))
+        if isinstance(request, messages_pb2.ChangeParametersRequest):
+            parameters = await self.known.find(request.parameters)
+            if parameters.servers is not None:
+                async with self._loaded(version, request, parameters.properties) as (values, state):
+                    return await parameters.servers.load(request, values, state)
         with components_named("values", version.values):
             async with self._opener.open(version.tensors, release=request.release_handles, on_host=True):
                 arrays = await self._compute.run(work, lambda: [each.read() for each in version.tensors])
                 stored = any(each.is_stored for each in version.tensors)
                 return await send_version(self._link, request, arrays, stored=stored)
+
+    async def _create_sharded(self, request: messages_pb2.CreateParametersRequest, call: Call) -> Any:
+        """Finds parameters that are sharded over the servers upstream, or creates them if the request has values."""
+        work = PIECE_BYTES * (len(request.spec.components) + len(request.values) + len(request.state.slots))
+        spec = await self._compute.run(work, decode_parameters_spec, request.spec, decode_key(request.parameters))
+        version = await self._compute.run(work, decode_version, request, call.payload, call.identity)
+        if version is None:
+            return await create_sharded(self._link, request, spec, None, None, 0)
+        async with self._loaded(version, request, spec) as (values, state):
+            return await create_sharded(self._link, request, spec, values, state, request.step)
+
+    @asynccontextmanager
+    async def _loaded(
+        self, version: IncomingVersion, request: WithVersion, spec: ParametersSpec
+    ) -> AsyncIterator[tuple[Mapping[str, Array], SavedState | None]]:
+        """Gives a block the values of a saved version, in the dtypes of components, and the state of its optimizer."""
+
+        def read() -> tuple[Mapping[str, Array], SavedState | None]:
+            loaded = version.loaded(spec.components)
+            values = {each.name: self._converted(loaded.values[each.name], each) for each in spec.components}
+            if loaded.state is None:
+                return values, None
+            slots = {(slot, name): each for slot, arrays in loaded.state.slots.items() for name, each in arrays.items()}
+            return values, SavedState(slots, loaded.state.component_steps, loaded.state.rounds, request.state.optimizer)
+
+        with components_named("values", version.values):
+            async with self._opener.open(version.tensors, release=request.release_handles, on_host=True):
+                yield await self._compute.run(max(spec.work, PIECE_BYTES * len(version.tensors)), read)
+
+    def _converted(self, value: Array, component: ComponentSpec) -> Array:
+        if value.dtype == component.dtype:
+            return value
+        try:
+            return self._forwarding.place.converted(value, component.dtype)
+        except DoesNotFitError as error:
+            raise InvalidArgumentError(
+                f"expected values of {component.dtype} for component {component.name!r}, got {error}", field="values"
+            ) from None
 
 
 async def _reason(parameters: AggregatedParameters, ref: parameters_pb2.ParametersRef) -> str:
@@ -351,9 +426,9 @@ async def _reason(parameters: AggregatedParameters, ref: parameters_pb2.Paramete
     return "nothing is known of the round"
 
 
-def _not_sharded(field: str) -> InvalidArgumentError:
+def _not_in_parts(field: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "expected parameters on one server, got some that are sharded over several: this server is an aggregator, and "
-        "does not forward their updates. Connect to the servers themselves",
+        "expected parameters and updates as a whole, got parts of some that are sharded: this server is an aggregator, "
+        "which shards them over the servers upstream itself (CreateParametersRequest.sharded)",
         field=field,
     )

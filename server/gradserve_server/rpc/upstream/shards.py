@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gradserve.calls.accumulators.components import Component, Sent
 from gradserve.calls.accumulators.creation import create, describe
@@ -32,7 +32,7 @@ from gradserve_protocol.messages import decode_duration
 from gradserve_protocol.placement import Piece, plan_of
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, lease_pb2
-from gradserve_server.accumulators.gradient import Average, SparseSlices, Value
+from gradserve_server.accumulators.gradient import Average, Packed, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import Compute
 from gradserve_server.errors import InvalidArgumentError
@@ -110,14 +110,14 @@ class UpstreamShards:
         return sum(await self._link.run(operation()))
 
     async def send(
-        self, method: str, request: Any, values: Mapping[str, Value], wait: float
+        self, method: str, request: Any, values: Mapping[str, Value | Packed], wait: float
     ) -> tuple[Any, Average | None]:
         """Brings each server its part of a gradient, and then makes the call that applies it.
 
         Args:
             method: The method of AccumulatorService.
             request: The request, with a request_id and without the gradient.
-            values: The gradient, which nobody changes until this returns.
+            values: The gradient, which nobody changes until this returns, and of which nothing is packed.
             wait: Seconds that the home may wait for others; math.inf for no limit.
 
         Returns:
@@ -131,7 +131,8 @@ class UpstreamShards:
         def operation() -> Operation[tuple[Any, Mapping[int, Mapping[str, Received]] | None]]:
             ref = request.accumulator
             yield from self._address(ref)
-            parts = self._parts.of_gradient({name: _sent(value) for name, value in values.items()})
+            plain = cast("Mapping[str, Value]", values)
+            parts = self._parts.of_gradient({name: _sent(value) for name, value in plain.items()})
             shards = yield from self._shards(ref)
             message: Any = None
             again: dict[int, Step] = {}

@@ -20,7 +20,7 @@ from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
 from gradserve_server.parameters.versions import Version
 from gradserve_server.rpc.parameters.rules import decode_optimizer, decode_rules
-from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf
+from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf, SendStaged
 from gradserve_server.rpc.upstream.messages import (
     Answer,
     Pulled,
@@ -31,6 +31,7 @@ from gradserve_server.rpc.upstream.messages import (
     version_of,
     waiting_request,
 )
+from gradserve_server.rpc.upstream.parameter_shards import UpstreamParameterShards
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.upstream.batches import Batches, Counts
 from gradserve_server.upstream.latest import LatestAverage
@@ -48,6 +49,7 @@ class AggregatedParameters(Aggregated):
     Attributes:
         properties: Their properties. The rules are those of the latest description.
         packed: Their versions as they are read here with a codec.
+        servers: What each server upstream has of them; None if they are on one of them as a whole.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class AggregatedParameters(Aggregated):
         link: UpstreamLink,
         counts: Counts,
         packed: PackedVersions,
+        servers: UpstreamParameterShards | None,
         *,
         is_shared: bool,
     ) -> None:
@@ -66,10 +69,16 @@ class AggregatedParameters(Aggregated):
         super().__init__(ref, spec.updates, new_batches, latest)
         self.properties = spec
         self.packed = packed
+        self.servers = servers
         self._rules = parameters_pb2.RoundRules()
         self._link = link
         self._counts = counts
         self._is_shared = is_shared
+
+    @property
+    def send_staged(self) -> SendStaged | None:
+        """Sends an update to several servers; None if they are on one."""
+        return None if self.servers is None else self.servers.send
 
     @property
     def adds_up(self) -> bool:
@@ -91,14 +100,14 @@ class AggregatedParameters(Aggregated):
     # Versions
 
     async def version(self, ref: parameters_pb2.ParametersRef, head: Version) -> Version:
-        """Returns a version of which the step and the digest are known.
+        """Returns a version of which the step is known, and the digest unless it is sharded.
 
         Raises:
             OutOfRangeError: It is no longer kept.
             ServiceError: See `UpstreamLink.call`.
         """
         kept = self.latest.find(head.step, head.round_number + 1, 0)
-        if isinstance(kept, Version) and kept.digest == head.digest:
+        if isinstance(kept, Version) and head.digest in (b"", kept.digest):
             return kept
         return await self.wait_for(ref, head.step, None)
 
@@ -149,7 +158,10 @@ class AggregatedParameters(Aggregated):
             ServiceError: See `UpstreamLink.call`.
         """
         request = messages_pb2.ReadParametersRequest(parameters=ref, step=step, without_values=not with_values)
-        return cast(Version, (await self._link.wait(_READ, waiting_request(request, ANONYMOUS, timeout), wait))[1])
+        waiting = waiting_request(request, ANONYMOUS, timeout)
+        if self.servers is not None:
+            return await self.servers.read(waiting, wait)
+        return cast(Version, (await self._link.wait(_READ, waiting, wait))[1])
 
     async def read_state(
         self, ref: parameters_pb2.ParametersRef, *, with_values: bool
@@ -159,6 +171,9 @@ class AggregatedParameters(Aggregated):
         Raises:
             ServiceError: See `UpstreamLink.call`.
         """
+        if self.servers is not None:
+            version, state = await self.servers.read_state(ref)
+            return (version if with_values else replace(version, values={})), state
         request = waiting_request(
             messages_pb2.ReadParametersRequest(parameters=ref, with_state=True, without_values=not with_values),
             ANONYMOUS,
