@@ -82,6 +82,7 @@ LONG: Mapping[str, int] = {
     "training/test_server_restarts.py": 20,
     "trees/parameters/test_counted_once.py": 30,
     "trees/parameters/test_training.py": 10,
+    "trees/sharding/test_parameters.py": 25,
     "trees/sharding/test_restarts.py": 10,
     "trees/test_local.py": 11,
     "trees/test_restarts.py": 20,

@@ -53,6 +53,7 @@ EXHAUSTIVE: Mapping[str, str] = {
     "testing/test_docs.py": "the documented example in a run of its own",
     "torch": "training with PyTorch, which make install-frameworks installs",
     "tracing/test_exporting.py": "exporters in processes",
+    "trees/sharding/test_parameters.py": "aggregators of several servers, killed at any stage",
     "trees/sharding/test_restarts.py": "aggregators of several servers, killed at any stage",
     "trees/test_restarts.py": "aggregators killed at any stage",
     "tutorial": "the tutorial, typed into network namespaces",

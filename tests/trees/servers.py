@@ -7,9 +7,10 @@ from typing import Any
 
 from gradserve.testing import ServerProcess
 from gradserve_server.app import Server
-from gradserve_server.config import ServerConfig
+from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.config.servers import UpstreamConfig
 from gradserve_testing import LocalServer
+from gradserve_testing.server_process import free_port
 from tests.cluster.servers import addresses_of, running_cluster
 from tests.cluster.sharding.clients import all_sharded
 from tests.servers.polling import eventually
@@ -20,6 +21,21 @@ def aggregator(upstream: str, workers: int, grace: float = 30.0, **settings: Any
     """Returns an aggregator that is not running yet. Its grace is so long that tests notice whoever waits for it."""
     config = UpstreamConfig(upstream=upstream, upstream_workers=workers, upstream_grace_seconds=grace)
     return LocalServer(ServerConfig(runtime=NOT_WARMED_UP, upstream=config, **settings))
+
+
+class RestartingAggregator:
+    """An aggregator of two workers that ends at once, whatever is under way, and is started again."""
+
+    def __init__(self, upstream: str) -> None:
+        config = UpstreamConfig(upstream=upstream, upstream_workers=2, upstream_grace_seconds=1.0)
+        self._config = ServerConfig(runtime=RuntimeConfig(warm_up=False, drain_seconds=0.01), upstream=config)
+        self.run = LocalServer(self._config, address=f"127.0.0.1:{free_port()}")
+
+    def restart(self) -> None:
+        address = self.run.address
+        self.run.__exit__()
+        self.run = LocalServer(self._config, address=address)
+        self.run.__enter__()
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class DecidedRound:
 
     @property
     def contributions(self) -> list[Contribution]:
-        """What each update adds to the version, in the order of `part_ids`."""
+        """The contributions of its updates, in the order of `part_ids`."""
         found = [
             Contribution(local_step=self.step - 1, weight=weight, sequence=place, share=share)
             for place, (weight, share) in enumerate(zip(self.weights, self.shares, strict=True))

@@ -245,6 +245,59 @@ def test_what_a_round_needs_is_not_forgotten(shards: Shards) -> None:
     assert shards.read(OTHER, decided=shards.decided()) == {10.0}
 
 
+def test_sums_count_as_all_of_their_updates(raw: list[RawCalls]) -> None:
+    """Every server applies the same discount, and divides by the same weights."""
+    rules: dict[str, Any] = {
+        "rounds": parameters_pb2.RoundRules(num_required=3),
+        "staleness": parameters_pb2.Staleness(max=1, exponential=parameters_pb2.ExponentialDiscount(base=0.5)),
+    }
+    incarnation = begin(raw, **rules)
+    for server in (OTHER, HOME):
+        create(raw, server, incarnation, **rules)
+    shards = Shards(raw, incarnation)
+    sums = [accumulator_pb2.Summand(weight=weight, worker_id=worker) for weight, worker in ((1.0, "a"), (2.0, "b"))]
+    for step, sequence in ((0, 1), (1, 3)):
+        for server in (HOME, OTHER):
+            staging = shards.staging(server, sequence, 9.0)  # that is 1 * 1 + 2 * 4
+            staging.is_wide = True
+            raw[server].call("StageUpdate", staging)
+        push = Push(parameters=shards.ref, request_id=identity(sequence), epoch=0, sum_of=sums)
+        pushed = raw[HOME].call("Push", push)
+        factor = 0.5 if step else 1.0
+        assert (pushed.weight, pushed.num_updates, pushed.staleness) == (3.0 * factor, 2, step)
+        assert raw[HOME].call("Push", push).duplicate
+        shards.stage(sequence + 1, 5.0, step=step)
+        shards.push(sequence + 1, step=step)
+    decided = shards.decided()
+    assert [(list(each.weights), [one.discount for one in each.sums]) for each in decided] == [
+        ([3.0, 1.0], [1.0]),
+        ([1.5, 1.0], [0.5]),
+    ]
+    assert {(one.index, one.num_updates) for each in decided for one in each.sums} == {(0, 2)}
+    found = np.float32(14 / 4) + np.float32(9.5 / 2.5)
+    assert shards.read(HOME) == shards.read(OTHER, decided=decided) == {float(np.float32(found))}
+    (_, record) = raw[HOME].call("ListRounds", Rounds(parameters=shards.ref)).rounds
+    assert [(each.worker_id, each.weight) for each in record.updates] == [("a", 0.5), ("b", 1.0), ("", 1.0)]
+    again = Push(parameters=shards.ref, request_id=identity(9), epoch=0, local_step=2)
+    again.sum_of.add(worker_id="c").request_id.CopyFrom(identity(4))
+    for server in (HOME, OTHER):
+        raw[server].call("StageUpdate", shards.staging(server, 9, step=2))
+    failure = raw[HOME].fail("Push", again)
+    assert (failure.code, failure.field) == (ABORTED, "sum_of")
+
+
+def test_sums_of_updates_that_are_needed_one_by_one(raw: list[RawCalls]) -> None:
+    incarnation = begin(raw, deterministic=True)
+    for server in (OTHER, HOME):
+        create(raw, server, incarnation, deterministic=True)
+    shards = Shards(raw, incarnation)
+    shards.stage(1)
+    request = Push(parameters=shards.ref, request_id=identity(1), epoch=0, sum_of=[accumulator_pb2.Summand()])
+    failure = raw[HOME].fail("Push", request)
+    assert (failure.code, failure.field) == (INVALID, "sum_of")
+    assert "send them one by one" in failure.message
+
+
 def test_bad_pushes(shards: Shards) -> None:
     shards.stage(1)
     good: dict[str, Any] = {"parameters": shards.ref, "request_id": identity(1), "epoch": 0}
@@ -376,6 +429,9 @@ def _no_optimizer(decided: Any) -> None:
         (lambda decided: decided.scales.append(1.5), INVALID, "decided[0].scales"),
         (lambda decided: decided.factors.append(-1.0), INVALID, "decided[0].factors"),
         (lambda decided: decided.factors.append(math.inf), INVALID, "decided[0].factors"),
+        (lambda decided: decided.sums.add(index=1, num_updates=2, discount=1.0), INVALID, "decided[0].sums[0].index"),
+        (lambda decided: decided.sums.add(num_updates=0, discount=1.0), INVALID, "decided[0].sums[0].num_updates"),
+        (lambda decided: decided.sums.add(num_updates=2, discount=1.5), INVALID, "decided[0].sums[0].discount"),
     ],
 )
 def test_rounds_that_cannot_be_made_change_nothing(

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from google.protobuf.descriptor import MethodDescriptor
 import gradserve
 from gradserve.testing import ServerProcess
 from gradserve_server.config import ServerConfig
-from gradserve_server.config.servers import UpstreamConfig
+from gradserve_server.config.servers import ClusterConfig, UpstreamConfig
 from gradserve_server.errors import UnavailableError
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.boundary.chain import Call, Handle
 from gradserve_testing import LocalServer
+from tests.cluster.servers import addresses_of
+from tests.cluster.sharding.clients import small_pieces
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator, aggregator_process
@@ -142,7 +144,7 @@ class Losing:
 
     def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
         """See `Interceptor`."""
-        if method.name not in ("Push", "PushPullParameters", "ChangeParameters"):
+        if method.name not in ("StageUpdate", "Push", "PushPullParameters", "ChangeParameters"):
             return handle
 
         async def lossy(request: Any, call: Call) -> Any:
@@ -159,19 +161,27 @@ class Losing:
         return lossy
 
 
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("reduction", ["sum", "median"])
-def test_replies_are_lost_on_both_sides_of_the_aggregator(reduction: str) -> None:
+def test_replies_are_lost_on_both_sides_of_the_aggregator(reduction: str, size: int) -> None:
     """Each update is one at its own place, so the version shows those that were lost or counted twice."""
     num_rounds = 12
     above, below = Losing(3), Losing(8)
-    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP), Parts(interceptors=(above,))) as top:
-        config = UpstreamConfig(upstream=top.address, upstream_workers=2, upstream_grace_seconds=0.2)
+    places = [ClusterConfig(cluster="train", cluster_size=size, cluster_index=at) for at in range(size)]
+    if size == 1:
+        places = [ClusterConfig()]
+    with ExitStack() as stack:
+        stack.enter_context(small_pieces())
+        configs = [ServerConfig(runtime=NOT_WARMED_UP, cluster=place) for place in places]
+        top = [stack.enter_context(LocalServer(each, Parts(interceptors=(above,)))) for each in configs]
+        upstream = ",".join(addresses_of(top))
+        config = UpstreamConfig(upstream=upstream, upstream_workers=2, upstream_grace_seconds=0.2)
         near_config = ServerConfig(runtime=NOT_WARMED_UP, upstream=config)
         with (
             LocalServer(near_config, Parts(interceptors=(below,))) as near,
             clients_of(near.address, 2) as clients,
         ):
-            how: dict[str, Any] = {"num_required": 2, "reduction": reduction}
+            how: dict[str, Any] = {"num_required": 2, "reduction": reduction, "sharded": size > 1}
             made = [each.parameters({"w": np.zeros(2)}, shared_name="net", **how) for each in clients]
 
             def train(number: int) -> None:

@@ -87,6 +87,10 @@ SPECS: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+SIZES = pytest.mark.parametrize("size", [1, 2])
+"""The number of servers; parameters are sharded over several."""
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("spec", SPECS)
 def test_five_workers(spec: str, size: int) -> None:
@@ -127,12 +131,16 @@ def test_five_workers(spec: str, size: int) -> None:
         assert one == other
 
 
-def test_stale_updates_count_with_their_discount() -> None:
+@SIZES
+def test_stale_updates_count_with_their_discount(size: int) -> None:
     found = []
     for in_tree in (True, False):
-        with five_workers(in_tree=in_tree) as (clients, _):
+        with five_workers(in_tree=in_tree, size=size) as (clients, _):
             how: dict[str, Any] = {"max_staleness": 1, "staleness": "exponential(0.5)", "num_required": 5}
-            made = [each.parameters({"w": np.zeros(4, np.float32)}, shared_name="net", **how) for each in clients]
+            made = [
+                each.parameters({"w": np.zeros(4, np.float32)}, shared_name="net", sharded=size > 1, **how)
+                for each in clients
+            ]
             for step, local in enumerate((0, 0, 1)):
                 results = at_once(
                     lambda each, number, worker, weight, local=local: each.push(
@@ -154,10 +162,11 @@ def test_stale_updates_count_with_their_discount() -> None:
     assert found[0] == found[1]
 
 
-def test_workers_with_different_components_do_not_go_together() -> None:
-    with five_workers(in_tree=True) as (clients, near):
+@SIZES
+def test_workers_with_different_components_do_not_go_together(size: int) -> None:
+    with five_workers(in_tree=True, size=size) as (clients, near):
         values = {"w": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)}
-        made = [each.parameters(values, shared_name="net", num_required=5) for each in clients]
+        made = [each.parameters(values, shared_name="net", sharded=size > 1, num_required=5) for each in clients]
         names = (["w"], ["b"], ["w", "b"], ["b", "w"], ["b"])
         at_once(
             lambda each, having, worker: each.push(dict.fromkeys(having, np.full(2, 6.0)), 0, worker_id=worker),
@@ -170,23 +179,27 @@ def test_workers_with_different_components_do_not_go_together() -> None:
         assert [(each.server.counts.sums, each.server.counts.alone) for each in near] == [(0, 2), (1, 0)]
 
 
-def test_updates_that_each_make_a_version_do_not_wait_for_others() -> None:
+@SIZES
+def test_updates_that_each_make_a_version_do_not_wait_for_others(size: int) -> None:
     """The grace of the aggregators would never end."""
-    with five_workers(in_tree=True) as (clients, near):
-        made = clients[0].parameters({"w": np.zeros(2)}, shared_name="net")
+    with five_workers(in_tree=True, size=size) as (clients, near):
+        made = clients[0].parameters({"w": np.zeros(2)}, shared_name="net", sharded=size > 1)
         for step in range(3):
             assert made.push_pull({"w": np.ones(2)}, step).step == step + 1
         assert made.change(num_required=2).rules.num_required == 2
-        others = [each.parameters({"w": np.zeros(2)}, shared_name="net") for each in clients[:2]]
+        others = [each.parameters({"w": np.zeros(2)}, shared_name="net", sharded=size > 1) for each in clients[:2]]
         results = at_once(lambda each, worker: each.push_pull({"w": np.ones(2)}, 3, worker_id=worker), others, "ab")
         assert [each.step for each in results] == [4, 4]
         assert (near[0].server.counts.sums, near[0].server.counts.alone) == (1, 3)
 
 
-def test_a_part_that_cannot_count_leaves_the_others() -> None:
+@SIZES
+def test_a_part_that_cannot_count_leaves_the_others(size: int) -> None:
     """Worker b is in the round already, by another way."""
-    with five_workers(in_tree=True) as (clients, near):
-        made = [each.parameters({"w": np.zeros(2)}, shared_name="net", num_required=3) for each in clients]
+    with five_workers(in_tree=True, size=size) as (clients, near):
+        made = [
+            each.parameters({"w": np.zeros(2)}, shared_name="net", sharded=size > 1, num_required=3) for each in clients
+        ]
         made[-1].push({"w": np.full(2, 2.0)}, 0, worker_id="b")
         results = at_once(
             lambda each, worker, value: each.push({"w": np.full(2, value)}, 0, worker_id=worker),
@@ -203,10 +216,12 @@ def test_a_part_that_cannot_count_leaves_the_others() -> None:
         assert (near[0].server.counts.sums, near[0].server.counts.alone) == (1, 2)
 
 
-def test_an_aggregator_of_aggregators() -> None:
+@SIZES
+def test_an_aggregator_of_aggregators(size: int) -> None:
     with (
-        LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as top,
-        aggregator(top.address, 4) as middle,
+        small_pieces(),
+        running(size) as top,
+        aggregator(",".join(addresses_of(top)), 4) as middle,
         aggregator(middle.address, 2) as left,
         aggregator(middle.address, 2) as right,
         clients_of(left.address, 2) as clients,
@@ -214,7 +229,8 @@ def test_an_aggregator_of_aggregators() -> None:
     ):
         how: dict[str, Any] = {"max_staleness": 1, "staleness": "exponential(0.5)", "num_required": 4}
         made = [
-            each.parameters({"w": np.zeros(5, np.float16)}, shared_name="net", **how) for each in (*clients, *others)
+            each.parameters({"w": np.zeros(5, np.float16)}, shared_name="net", sharded=size > 1, **how)
+            for each in (*clients, *others)
         ]
         for step in range(2):
             results = at_once(

@@ -1,6 +1,6 @@
 """Which accumulators an aggregator shards over the servers upstream: those that their own clients would shard."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -170,7 +170,7 @@ def test_parameters_are_sharded_if_a_worker_wants_it(
         creator.parameters(values, full_name, sharded=True)
         found = [worker.parameters(shared_name=full_name), other.parameters(values, full_name, sharded=True)]
         for each in (*found, direct.parameters(shared_name=full_name)):
-            assert each.read()["w"].tolist() == values["w"].tolist()
+            np.testing.assert_array_equal(each.read()["w"], values["w"])
         assert direct.parameters(shared_name=full_name).info().num_shards == 2
         assert found[0].info().num_shards == 0, "to workers, they are on the aggregator"
         (here,), (there,) = [
@@ -203,11 +203,12 @@ def test_parameters_that_cannot_be_sharded(worker: gradserve.Client, near: Local
         clients_of(alone.address, 1) as (other,),
         clients_of(top.address, 1) as (one,),
     ):
-        for call in (
-            lambda: worker.parameters(values, sharded=True),  # they are private
-            lambda: other.parameters(values, name, sharded=True),
-            lambda: one.parameters(values, name, sharded=True),
-        ):
+        calls: dict[str, Callable[[], object]] = {
+            "they are private": lambda: worker.parameters(values, sharded=True),
+            "one server upstream": lambda: other.parameters(values, name, sharded=True),
+            "one server": lambda: one.parameters(values, name, sharded=True),
+        }
+        for call in calls.values():
             with pytest.raises(gradserve.InvalidArgumentError, match=r"^expected sharded=False, got True: ") as error:
                 call()
             assert error.value.field == "sharded"

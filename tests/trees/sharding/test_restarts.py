@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve_server.config import RuntimeConfig, ServerConfig
-from gradserve_server.config.servers import ClusterConfig, UpstreamConfig
+from gradserve_server.config import ServerConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.upstream import shards
 from gradserve_testing import LocalServer
-from gradserve_testing.server_process import free_port
 from tests.cluster.servers import name_at
 from tests.cluster.sharding.clients import small_pieces
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.restarting import RestartingServer
 from tests.servers.runtime import NOT_WARMED_UP
-from tests.trees.servers import aggregator
+from tests.trees.servers import RestartingAggregator, aggregator
 from tests.trees.sharding.stages import Gate
 from tests.trees.workers import at_once, clients_of
 
@@ -56,21 +55,6 @@ def check(average: Any, *seeds: int) -> None:
         terms = [gradient(seed)[name].astype(np.float64) for seed in seeds]
         expected = np.average(terms, axis=0, weights=weights)
         np.testing.assert_allclose(average[name].astype(np.float64), expected, rtol=2**-10, atol=2**-12)
-
-
-class Restarting:
-    """An aggregator of two workers that ends at once, whatever is under way, and is started again."""
-
-    def __init__(self, upstream: str) -> None:
-        config = UpstreamConfig(upstream=upstream, upstream_workers=2, upstream_grace_seconds=1.0)
-        self._config = ServerConfig(runtime=RuntimeConfig(warm_up=False, drain_seconds=0.01), upstream=config)
-        self.run = LocalServer(self._config, address=f"127.0.0.1:{free_port()}")
-
-    def restart(self) -> None:
-        address = self.run.address
-        self.run.__exit__()
-        self.run = LocalServer(self._config, address=address)
-        self.run.__enter__()
 
 
 STAGES: dict[str, tuple[Collection[str], int]] = {
@@ -112,7 +96,7 @@ def test_an_aggregator_that_ends_at_any_stage(
     addresses: list[str], gate: Gate, name: str, stage: str, kind: str
 ) -> None:
     """Whatever of its calls comes late, and whichever of them have been carried out."""
-    near = Restarting(",".join(addresses))
+    near = RestartingAggregator(",".join(addresses))
     near.run.__enter__()
     try:
         with gradserve.connect(addresses) as client, clients_of(near.run.address, 2) as clients:

@@ -124,8 +124,9 @@ class ParametersOfClient(ClientState):
                 returns. None: what the server was started with.
             agreement: Short texts by name on which all who create or find the parameters must agree: at most 64 of at
                 most 1024 bytes. The server compares them, and does nothing else with them. None: none.
-            sharded: Whether to spread the parameters over all servers of the cluster, by bytes, which divides
-                transfers, memory and the optimizer's work among them. False: they are on one.
+            sharded: Whether to spread the parameters over all servers of a client that has several, or whose aggregator
+                has several upstream, by bytes, which divides transfers, memory and the optimizer's work among them.
+                False: they are on one.
             progress: Told how far the transfer of the values is, if they are sent, as by `Client.put`.
 
         Returns:

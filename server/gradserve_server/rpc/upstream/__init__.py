@@ -8,5 +8,6 @@ is known of each resource; `versions` fetches those of parameters once for all w
 memory. It sends the sum of a batch with the id, weight and worker of each gradient in it, over a `link`, which is the
 transport of the asyncio client. The server upstream remembers each of these ids and refuses a sum if it has seen one of
 them; then the gradients go one by one. So each counts once, whatever dies. With a cluster upstream, `shards` stages the
-sum of a sharded accumulator in parts. Resources of one client alone are served by the usual servicers.
+sum of a sharded accumulator in parts, and `parameter_shards` that of parameters. Resources of one client alone are
+served by the usual servicers.
 """
