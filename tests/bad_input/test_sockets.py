@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 import pytest
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2
 
 from gradserve_protocol.frames import FrameHeader, FrameKind, Segment, pack_segments
 from gradserve_protocol.memory.sealed import make_region
@@ -17,7 +16,7 @@ from tests.bad_input.place_tables import LIES, PAYLOAD_BYTES, Lie
 from tests.bad_input.requests import EXHAUSTED, INVALID, Bad
 from tests.bad_input.test_tables import MALFORMED_BYTES, TABLES
 from tests.servers.frames import FrameClient, issue_ticket
-from tests.servers.raw_calls import METHODS, Failure, RawCalls
+from tests.servers.raw_calls import METHODS, Failure, RawCalls, failure_with
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 ON_SOCKETS = {
@@ -89,14 +88,7 @@ class SocketCalls:
         assert frame.header.code, f"{method} was expected to fail"
         status = frame.status
         assert frame.header.code == status.code
-        field = None
-        for detail in status.details:
-            violation = error_details_pb2.BadRequest()
-            assert detail.Unpack(violation)
-            (only,) = violation.field_violations
-            assert only.description == status.message
-            field = only.field
-        return Failure(CODES[status.code], status.message, field)
+        return failure_with(CODES[status.code], status)
 
 
 class RegionCalls(SocketCalls):

@@ -60,27 +60,33 @@ class Failure:
     fine_code: str | None = dataclasses.field(default=None, compare=False)
 
 
+def failure_with(code: grpc.StatusCode, status: status_pb2.Status) -> Failure:
+    """Reads the details of a status."""
+    field = retry_after = fine_code = None
+    for detail in status.details:
+        violation, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(violation):
+            (only,) = violation.field_violations
+            assert only.description == status.message
+            field = only.field
+        elif detail.Unpack(info):
+            assert (info.domain, info.reason in BY_CODE) == (DOMAIN, True)
+            fine_code = info.reason
+        else:
+            assert detail.Unpack(retry)
+            retry_after = retry.retry_delay.ToNanoseconds() / 1e9
+    return Failure(code, status.message, field, retry_after, fine_code)
+
+
 def failure_of(error: Any) -> Failure:
     """Reads a grpc.RpcError; the details must agree with the status."""
-    field = retry_after = fine_code = None
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
             assert (status.code, status.message) == (error.code().value[0], error.details())
-            for detail in status.details:
-                violation, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-                info = error_details_pb2.ErrorInfo()
-                if detail.Unpack(violation):
-                    (only,) = violation.field_violations
-                    assert only.description == error.details()
-                    field = only.field
-                elif detail.Unpack(info):
-                    assert (info.domain, info.reason in BY_CODE) == (DOMAIN, True)
-                    fine_code = info.reason
-                else:
-                    assert detail.Unpack(retry)
-                    retry_after = retry.retry_delay.ToNanoseconds() / 1e9
-    return Failure(error.code(), error.details(), field, retry_after, fine_code)
+            return failure_with(error.code(), status)
+    return Failure(error.code(), error.details(), None)
 
 
 class RawCalls:
