@@ -40,6 +40,32 @@ def test_it_steps_with_the_mean(server_address: str, name: str) -> None:
             torch.testing.assert_close(after.detach(), before - 0.1 * (mine + 3 * theirs) / 4, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("optimizers", [sgd, adam])
+def test_a_closure_computes_the_gradients_of_a_step(server_address: str, name: str, optimizers: Optimizers) -> None:
+    """As of Lightning, which gives optimizers the backward pass as a closure."""
+    with trainings(server_address, name, 3, optimizers=optimizers, num_required=2) as (usual, other, late):
+
+        def step_with_closure(training: Training, scale: float) -> float:
+            losses = []
+
+            def closure() -> torch.Tensor:
+                training.optimizer.zero_grad()
+                losses.append(training.model(scale * torch.linspace(-1, 1, 12).reshape(3, 4)).square().mean())
+                losses[-1].backward()
+                return losses[-1]
+
+            with torch.no_grad():  # closures of PyTorch's optimizers compute gradients all the same
+                returned = training.optimizer.step(closure=closure)
+            training.scheduler.step()
+            assert [returned] == losses
+            return training.averaging.step
+
+        for step in (1, 2):
+            assert together(partial(usual.step, 1), partial(step_with_closure, other, 2)) == [step, step]
+        assert step_with_closure(late, 3) == 2
+        assert usual.everything == other.everything == late.everything
+
+
 class TestLateWorkers:
     @pytest.mark.parametrize("optimizers", [sgd, adam])
     def test_it_takes_the_steps_that_it_missed(self, server_address: str, name: str, optimizers: Optimizers) -> None:

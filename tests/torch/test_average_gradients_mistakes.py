@@ -135,12 +135,30 @@ class TestMistakes:
             ):
                 optimizer.step()
 
-    def test_a_closure(self, server_address: str, name: str) -> None:
-        with Training(server_address, name) as training:
-            with pytest.raises(gradserve.InvalidArgumentError, match="without arguments, got a closure.*LBFGS"):
-                training.optimizer.step(lambda: 0.0)
-            with pytest.raises(gradserve.InvalidArgumentError, match="got a closure"):
-                training.optimizer.step(closure=lambda: 0.0)
+    def test_an_optimizer_that_computes_several_gradients_in_a_step(self, server_address: str, name: str) -> None:
+        with Training(server_address, name, lambda parameters: torch.optim.LBFGS(parameters)) as training:
+            with pytest.raises(gradserve.InvalidArgumentError, match=r"got LBFGS\.step\(function\)") as failure:
+                training.optimizer.step(lambda: torch.zeros(()))
+            assert failure.value.field == "closure"
+            assert training.averaging.step == 0
+
+    def test_an_optimizer_that_calls_its_closure_twice(self, server_address: str, name: str) -> None:
+        class Twice(torch.optim.Optimizer):
+            def step(self, closure: Any = None) -> Any:
+                closure()
+                return closure()
+
+        with Training(server_address, name, lambda parameters: Twice(parameters, {"lr": 0.1})) as training:
+            training.model(torch.ones(3, 4)).sum().backward()
+            with pytest.raises(gradserve.InvalidArgumentError, match="a second time in a step"):
+                training.optimizer.step(lambda: torch.zeros(()))
+
+    def test_an_argument_that_is_no_closure(self, server_address: str, name: str) -> None:
+        with (
+            Training(server_address, name) as training,
+            pytest.raises(gradserve.InvalidArgumentError, match=r"with a closure .* got SGD\.step\(float\)"),
+        ):
+            training.optimizer.step(0.5)
 
     def test_another_model(self, server_address: str, name: str) -> None:
         with Training(server_address, name):

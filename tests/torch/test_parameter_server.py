@@ -128,11 +128,16 @@ def test_optimizers_that_the_server_cannot_have(
     assert failure.value.field == "optimizer"
 
 
-def test_a_closure(client: gradserve.Client, name: str) -> None:
-    model = model_of(1)
-    optimizer = OPTIMIZERS["SGD"](model.parameters())
-    with (
-        ParameterServer(client, model, optimizer, name=name, num_required=1),
-        pytest.raises(gradserve.InvalidArgumentError, match="closure"),
-    ):
-        optimizer.step(lambda: 1.0)
+def test_a_closure_computes_the_gradients_of_a_step(client: gradserve.Client, name: str) -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with ParameterServer(client, model, optimizer, name=name, num_required=1) as server:
+        before = model.weight.item()
+
+        def closure() -> torch.Tensor:
+            loss = model(torch.ones(1, 1)).sum()
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure).item() == before
+        assert (server.step, model.weight.item()) == (1, pytest.approx(before - 0.5))

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from gradserve.client import Client
 from gradserve.data import Batches
 from gradserve.results import DenseSpec
-from gradserve.torch.optimizers import Schedule, check_own_gradients, settings_of
+from gradserve.torch.optimizers import (
+    Arguments,
+    Schedule,
+    settings_of,
+    unwrapped,
+    unwrapped_scheduler,
+    with_own_gradients,
+)
 from gradserve.torch.parameters import Gradients, module_of, trained_parameters
 from gradserve.torch.state import TrainingState
 from gradserve.training import Worker
@@ -52,6 +59,7 @@ def broadcast_parameters(
         GradserveError: The server cannot be reached, or refuses.
     """
     specs = {key: DenseSpec(each.dtype, tuple(each.shape)) for key, each in trained_parameters(model).items()}
+    optimizer = None if optimizer is None else unwrapped(optimizer)
     state = TrainingState(module_of(model), optimizer, send_frozen=send_frozen, leave_out=leave_out)
     run = f"{name}/broadcast"
     with Worker(client, specs, name=run, num_required=1, container=container, timeout=timeout) as worker:
@@ -105,7 +113,8 @@ def average_gradients(
     Args:
         client: The client, which must stay open.
         model: The model. Its parameters that require a gradient are averaged. A DistributedDataParallel is looked into.
-        optimizer: The optimizer of all these parameters, and of no others.
+        optimizer: The optimizer of all these parameters, and of no others. Wrappers by Accelerate and Lightning are
+            looked into, also those of the scheduler.
         num_required: The number of gradients that end a round: the number of workers, or fewer if some are backups.
         name: The name of the run.
         scheduler: The learning rate scheduler, if the optimizer has one. The program steps it once after each
@@ -151,11 +160,12 @@ def average_gradients(
         GradserveError: No worker answers, or the server cannot be reached, or refuses.
 
     `optimizer.step()` raises:
-        InvalidArgumentError: A parameter has no gradient, a sparse one, or one with infinities or NaN; there is a
-            closure; or a GradScaler has left unscaling to the optimizer.
+        InvalidArgumentError: A parameter has no gradient, a sparse one, or one with infinities or NaN; the optimizer
+            calls its closure more than once; or a GradScaler has left unscaling to the optimizer.
         DeadlineExceededError: Too few workers sent their gradients in time; the message says which are missing.
         GradserveError: See `GradientAccumulator.push_pull`.
     """
+    optimizer, scheduler = unwrapped(optimizer), unwrapped_scheduler(scheduler)
     parameters = trained_parameters(model)
     _check_same_parameters(parameters, optimizer)
     schedule = Schedule(optimizer, scheduler)
@@ -242,14 +252,15 @@ class Averaging:
         self._schedule.end()
         self._worker.__exit__(kind, error, traceback)
 
-    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments | None:
         """Replaces gradients by averages; takes all steps that this worker is late by, but the last one."""
         if torch.compiler.is_compiling():
-            torch.compiler.disable(self._before_step)(optimizer, args, kwargs)
-            return
+            late: Arguments | None = torch.compiler.disable(self._before_step)(optimizer, args, kwargs)
+            return late
         if self._is_catching_up:
-            return
-        self._check_step(optimizer, [*args[1:], *kwargs.values()])
+            return None
+        self._check_step(optimizer)
+        replaced = with_own_gradients(optimizer, args, kwargs)
         advance = self._worker.exchange(self._gradients.to_send(), self.weight)
         if advance.state is not None:
             self._state.load(advance.state)
@@ -261,6 +272,7 @@ class Averaging:
         else:
             self._gradients.drop()  # the state of another worker has this step behind it already
         self._schedule.own_step(is_behind=bool(advance.averages))
+        return replaced
 
     def _step_again(self) -> None:
         self._is_catching_up = True
@@ -270,8 +282,7 @@ class Averaging:
         finally:
             self._is_catching_up = False
 
-    def _check_step(self, optimizer: Any, arguments: list[Any]) -> None:
-        check_own_gradients(optimizer, arguments)
+    def _check_step(self, optimizer: Any) -> None:
         self._schedule.check_step()
         if _num_parameters(optimizer) != self._num_parameters:
             raise InvalidArgumentError(
@@ -291,10 +302,6 @@ def _num_parameters(optimizer: Any) -> int:
 
 
 def _check_same_parameters(parameters: Mapping[str, torch.Tensor], optimizer: Any) -> None:
-    if not hasattr(optimizer, "register_step_pre_hook"):
-        raise InvalidArgumentError(
-            f"expected a torch.optim.Optimizer for optimizer, got {type(optimizer).__qualname__}", field="optimizer"
-        )
     optimized = {id(each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad}
     left_out = [name for name, each in parameters.items() if id(each) not in optimized]
     if left_out:

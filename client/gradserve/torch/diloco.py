@@ -11,7 +11,7 @@ import torch
 from gradserve import codecs, optim, reductions
 from gradserve.client import Client
 from gradserve.conversion.plain import as_integer
-from gradserve.torch.optimizers import check_schedule, steps_of, take_steps
+from gradserve.torch.optimizers import check_schedule, steps_of, take_steps, unwrapped, unwrapped_scheduler
 from gradserve.torch.parameters import module_of, persistent_buffers, trained_parameters
 from gradserve.torch.replica import HostValues, ranks_of
 from gradserve.torch.tensors import tensor_of
@@ -84,7 +84,8 @@ class DiLoCo:
             client: The client, which must stay open.
             model: The model. Its parameters that require a gradient are synchronized. Wrappers by torch.compile and for
                 data parallelism are looked into.
-            inner_optimizer: The optimizer, whose steps count. Its state stays with the worker.
+            inner_optimizer: The optimizer, whose steps count. Its state stays with the worker. Wrappers by Accelerate
+                and Lightning are looked into, also those of the scheduler.
             sync_every: The number of steps between two synchronizations of a parameter. The same for all workers.
             outer_optimizer: The optimizer on the server, which takes the mean of the updates for a gradient. Only that
                 of the worker which creates the run counts; others log a warning if theirs differs.
@@ -134,8 +135,8 @@ class DiLoCo:
             GradserveError: See `Parameters.push_pull`. Not for DeadlineExceededError, UnavailableError and
                 ResourceExhaustedError, after which training goes on: a warning is logged.
         """
-        if not hasattr(inner_optimizer, "register_step_post_hook"):
-            raise Argument("inner_optimizer").error("a torch.optim.Optimizer", inner_optimizer)
+        inner_optimizer = unwrapped(inner_optimizer, "inner_optimizer")
+        scheduler = unwrapped_scheduler(scheduler)
         if buffers not in get_args(Buffers):
             raise Argument("buffers").error("'local' or 'mean'", buffers)
         if not isinstance(outer_optimizer, optim.Optimizer):

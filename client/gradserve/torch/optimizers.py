@@ -4,10 +4,11 @@ import inspect
 import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError
 
 _UNIMPORTANT = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
@@ -18,6 +19,13 @@ _PROGRESS = frozenset(
     {"last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "T_cur", "T_i", "verbose"}
 )
 """The part of a scheduler's state that changes as it goes."""
+_WRAPPERS = frozenset(
+    {(package, "LightningOptimizer") for package in ("lightning", "pytorch_lightning")}
+    | {(package, "_FabricOptimizer") for package in ("lightning", "lightning_fabric")}
+    | {(package, "LRSchedulerConfig") for package in ("lightning", "pytorch_lightning", "lightning_fabric")}
+    | {("accelerate", "AcceleratedOptimizer"), ("accelerate", "AcceleratedScheduler")}
+)
+"""Packages and classes that pass on the steps of one optimizer or scheduler, and take none themselves."""
 _log = logging.getLogger(__name__)
 _BY_EPOCH = (
     "a schedule by epochs is one by steps, too: LambdaLR(optimizer, lambda step: factor(step // steps_per_epoch))"
@@ -196,21 +204,61 @@ def check_schedule(optimizer: Any, scheduler: Any, user: str) -> None:
         )
 
 
-def check_own_gradients(optimizer: Any, arguments: Collection[Any]) -> None:
-    """Checks that a step of an optimizer takes the gradients as they are.
+def unwrapped(optimizer: Any, name: str = "optimizer") -> Any:
+    """Returns the optimizer in the wrappers that Accelerate and Lightning put around it, whose hooks are called.
+
+    Wrappers of other libraries stay, as the steps that they take may be others.
 
     Args:
         optimizer: The optimizer.
-        arguments: What its `step` was called with.
+        name: The name of the argument, as an error has it.
 
     Raises:
-        InvalidArgumentError: A closure would compute others, or they are scaled.
+        InvalidArgumentError: It is no optimizer of PyTorch.
     """
-    if any(each is not None for each in arguments):
+    while _is_wrapper(optimizer):
+        optimizer = optimizer.optimizer
+    if not hasattr(optimizer, "register_step_pre_hook"):
+        raise Argument(name).error_saying("a torch.optim.Optimizer", type(optimizer).__qualname__)
+    return optimizer
+
+
+def unwrapped_scheduler(scheduler: Any) -> Any:
+    """Returns the scheduler in what Accelerate and Lightning put around it; None for None."""
+    while _is_wrapper(scheduler):
+        scheduler = scheduler.scheduler
+    return scheduler
+
+
+def _is_wrapper(value: Any) -> bool:
+    classes = {(each.__module__.partition(".")[0], each.__name__) for each in type(value).__mro__}
+    return not classes.isdisjoint(_WRAPPERS)
+
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def with_own_gradients(optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments | None:
+    """Sees to it that the gradients of a step are there before it: calls its closure, if it has one.
+
+    Args:
+        optimizer: The optimizer.
+        args: What its `step` was called with, as hooks get it: the optimizer first.
+        kwargs: Likewise.
+
+    Returns:
+        The arguments for the rest of the step, with a closure that returns the loss and computes nothing; None if there
+        was no closure.
+
+    Raises:
+        InvalidArgumentError: The optimizer calls closures several times in a step, or gradients are scaled.
+    """
+    given = [each for each in (*args[1:], *kwargs.values()) if each is not None]
+    if given and (len(given) > 1 or not callable(given[0]) or isinstance(optimizer, torch.optim.LBFGS)):
         raise InvalidArgumentError(
-            "expected optimizer.step() without arguments, got a closure: it would compute gradients that are "
-            "not averaged. Call backward() before step(); optimizers that need a closure, such as LBFGS, cannot "
-            "be used",
+            "expected optimizer.step() without arguments or with a closure that it calls once, got "
+            f"{type(optimizer).__qualname__}.step({', '.join(type(each).__qualname__ for each in given)}); optimizers "
+            "that compute several gradients in a step, such as LBFGS, cannot be used",
             field="closure",
         )
     if getattr(optimizer, "grad_scale", None) is not None:
@@ -220,6 +268,31 @@ def check_own_gradients(optimizer: Any, arguments: Collection[Any]) -> None:
             "fused=False",
             field="optimizer",
         )
+    if not given:
+        return None
+    (closure,) = given
+    with torch.enable_grad():
+        once = _Once(closure())
+    replaced = {key: once if each is closure else each for key, each in kwargs.items()}
+    return tuple(once if each is closure else each for each in args), replaced
+
+
+class _Once:
+    """A closure that was called already: it returns its loss to the optimizer, which may ask for it once."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+        self._is_used = False
+
+    def __call__(self) -> Any:
+        if self._is_used:
+            raise InvalidArgumentError(
+                "the optimizer calls its closure a second time in a step, for gradients that would not be averaged: it "
+                "cannot be used",
+                field="closure",
+            )
+        self._is_used = True
+        return self._loss
 
 
 def steps_of(scheduler: Any) -> int:

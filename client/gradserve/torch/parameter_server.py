@@ -13,7 +13,7 @@ from gradserve.conversion.plain import as_flag
 from gradserve.parameter_records import Version
 from gradserve.parameters import Parameters
 from gradserve.results import Outcome
-from gradserve.torch.optimizers import check_own_gradients
+from gradserve.torch.optimizers import Arguments, unwrapped, with_own_gradients
 from gradserve.torch.parameters import Gradients, load_version, parameters_of, trained_parameters
 from gradserve.training.diloco import RunOptions
 from gradserve.workers import new_worker_id
@@ -60,9 +60,10 @@ class ParameterServer:
         Args:
             client: The client, which must stay open.
             model: The model. Its parameters that require a gradient are on the server; buffers stay with the worker.
-            optimizer: The optimizer of PyTorch that the program steps: SGD, Adam, AdamW or Adagrad with one group of
-                parameters, as `gradserve.optim.from_torch` translates it. Only that of the worker which creates the run
-                counts. Its learning rate follows `schedule`, of `gradserve.optim`, rather than a scheduler.
+            optimizer: The optimizer of PyTorch that the program steps, as `average_gradients` takes it: SGD, Adam,
+                AdamW or Adagrad with one group of parameters, as `gradserve.optim.from_torch` translates it. Only that
+                of the worker which creates the run counts. Its learning rate follows `schedule`, of `gradserve.optim`,
+                rather than a scheduler.
             name: The name of the run.
             num_required: The number of gradients that make a step: the number of workers, or fewer.
             asynchronous: Whether a step waits for nobody: it sends its gradients, and loads the newest version.
@@ -82,13 +83,12 @@ class ParameterServer:
             GradserveError: The server cannot be reached, or refuses.
 
         `optimizer.step()` raises:
-            InvalidArgumentError: A gradient is sparse, infinite or NaN, or there is none; or a GradScaler has left
-                unscaling to the optimizer.
+            InvalidArgumentError: A gradient is sparse, infinite or NaN, or there is none; an argument is not a closure;
+                or a GradScaler has left unscaling to the optimizer.
             DeadlineExceededError: Too few workers sent their gradients in time; the message says which are missing.
             GradserveError: See `Parameters.push_pull`.
         """
-        if not hasattr(optimizer, "register_step_pre_hook"):
-            raise Argument("optimizer").error("a torch.optim.Optimizer", optimizer)
+        optimizer = unwrapped(optimizer)
         if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             raise InvalidArgumentError(
                 "the optimizer has a learning rate scheduler, but its steps are taken on the server: pass "
@@ -138,12 +138,12 @@ class ParameterServer:
     ) -> None:
         self._hook.remove()
 
-    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments | None:
         """Exchanges gradients for a version; leaves none, so that the step itself changes nothing."""
         if torch.compiler.is_compiling():
-            torch.compiler.disable(self._before_step)(optimizer, args, kwargs)
-            return
-        check_own_gradients(optimizer, [*args[1:], *kwargs.values()])
+            late: Arguments | None = torch.compiler.disable(self._before_step)(optimizer, args, kwargs)
+            return late
+        replaced = with_own_gradients(optimizer, args, kwargs)
         parameters, version = self._begun()
         gradients = self._gradients.to_send()
         if self._waits:
@@ -158,6 +158,7 @@ class ParameterServer:
             _log.info("gradients from step %d were dropped: %s", self.step, outcome.name)
         self._load(version)
         self._gradients.drop()
+        return replaced
 
     def _load(self, version: Version) -> None:
         load_version(self._model, version)
