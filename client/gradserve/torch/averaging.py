@@ -165,10 +165,11 @@ def average_gradients(
         DeadlineExceededError: Too few workers sent their gradients in time; the message says which are missing.
         GradserveError: See `GradientAccumulator.push_pull`.
     """
-    optimizer, scheduler = unwrapped(optimizer), unwrapped_scheduler(scheduler)
+    stepped, optimizer = optimizer, unwrapped(optimizer)
+    scheduler = unwrapped_scheduler(scheduler)
     parameters = trained_parameters(model)
     _check_same_parameters(parameters, optimizer)
-    schedule = Schedule(optimizer, scheduler)
+    schedule = Schedule(stepped, scheduler)
     state = TrainingState(module_of(model), optimizer, scheduler, send_frozen=send_frozen, leave_out=leave_out)
     specs = {key: DenseSpec(each.dtype, tuple(each.shape)) for key, each in parameters.items()}
     worker = Worker(

@@ -135,13 +135,13 @@ class DiLoCo:
             GradserveError: See `Parameters.push_pull`. Not for DeadlineExceededError, UnavailableError and
                 ResourceExhaustedError, after which training goes on: a warning is logged.
         """
-        inner_optimizer = unwrapped(inner_optimizer, "inner_optimizer")
+        stepped, inner_optimizer = inner_optimizer, unwrapped(inner_optimizer, "inner_optimizer")
         scheduler = unwrapped_scheduler(scheduler)
         if buffers not in get_args(Buffers):
             raise Argument("buffers").error("'local' or 'mean'", buffers)
         if not isinstance(outer_optimizer, optim.Optimizer):
             raise Argument("outer_optimizer").error("an optimizer of gradserve.optim", outer_optimizer)
-        check_schedule(inner_optimizer, scheduler, "DiLoCo")
+        check_schedule(stepped, scheduler, "DiLoCo")
         parameters = trained_parameters(model, may_be_sharded=True)
         parts = _fragments(parameters, fragments)
         plan = Plan(

@@ -106,7 +106,7 @@ class Schedule:
     """
 
     def __init__(self, optimizer: Any, scheduler: Any) -> None:
-        """Takes an optimizer, and its scheduler or None.
+        """Takes an optimizer, in the wrappers that the program steps, and its scheduler or None.
 
         Raises:
             InvalidArgumentError: The scheduler goes by something that differs between workers, or is of another
@@ -185,7 +185,7 @@ def check_schedule(optimizer: Any, scheduler: Any, user: str) -> None:
     """Checks that workers with this scheduler of the optimizer, or None, have equal learning rates at equal steps.
 
     Args:
-        optimizer: The optimizer.
+        optimizer: The optimizer, in the wrappers that the program steps: the scheduler may have been made for those.
         scheduler: Its scheduler, or None.
         user: The function or class that was given both, as an error names it.
 
@@ -195,7 +195,7 @@ def check_schedule(optimizer: Any, scheduler: Any, user: str) -> None:
     """
     if scheduler is not None:
         _check(optimizer, scheduler, user)
-    elif hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+    elif has_schedule(optimizer):
         raise InvalidArgumentError(
             f"the optimizer has a learning rate scheduler, which {user} was not given: late workers and those that "
             "join would have other learning rates than the others. Pass it as scheduler=..., several of them in a "
@@ -216,8 +216,7 @@ def unwrapped(optimizer: Any, name: str = "optimizer") -> Any:
     Raises:
         InvalidArgumentError: It is no optimizer of PyTorch.
     """
-    while _is_wrapper(optimizer):
-        optimizer = optimizer.optimizer
+    *_, optimizer = _layers(optimizer)
     if not hasattr(optimizer, "register_step_pre_hook"):
         raise Argument(name).error_saying("a torch.optim.Optimizer", type(optimizer).__qualname__)
     return optimizer
@@ -230,12 +229,25 @@ def unwrapped_scheduler(scheduler: Any) -> Any:
     return scheduler
 
 
+def _layers(optimizer: Any) -> Iterator[Any]:
+    """Yields an optimizer and what is in it, from the outermost wrapper to the optimizer itself."""
+    yield optimizer
+    while _is_wrapper(optimizer):
+        optimizer = optimizer.optimizer
+        yield optimizer
+
+
 def _is_wrapper(value: Any) -> bool:
     classes = {(each.__module__.partition(".")[0], each.__name__) for each in type(value).__mro__}
     return not classes.isdisjoint(_WRAPPERS)
 
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def has_schedule(optimizer: Any) -> bool:
+    """Returns True if a learning rate scheduler was made for an optimizer, or for a wrapper of it."""
+    return any(hasattr(each.step, "_wrapped_by_lr_sched") for each in _layers(optimizer))
 
 
 def with_own_gradients(optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments | None:
@@ -317,7 +329,9 @@ def _check(optimizer: Any, scheduler: Any, user: str) -> None:
         raise InvalidArgumentError(
             f"expected a learning rate scheduler for scheduler, got {type(scheduler).__qualname__}", field="scheduler"
         )
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+    *_, own = _layers(optimizer)
+    *_, other = _layers(getattr(scheduler, "optimizer", optimizer))
+    if own is not other:
         raise InvalidArgumentError(
             f"expected a scheduler of the optimizer that {user} was given, got one of another optimizer",
             field="scheduler",

@@ -13,7 +13,7 @@ from gradserve.conversion.plain import as_flag
 from gradserve.parameter_records import Version
 from gradserve.parameters import Parameters
 from gradserve.results import Outcome
-from gradserve.torch.optimizers import Arguments, unwrapped, with_own_gradients
+from gradserve.torch.optimizers import Arguments, has_schedule, unwrapped, with_own_gradients
 from gradserve.torch.parameters import Gradients, load_version, parameters_of, trained_parameters
 from gradserve.training.diloco import RunOptions
 from gradserve.workers import new_worker_id
@@ -88,8 +88,8 @@ class ParameterServer:
             DeadlineExceededError: Too few workers sent their gradients in time; the message says which are missing.
             GradserveError: See `Parameters.push_pull`.
         """
-        optimizer = unwrapped(optimizer)
-        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        stepped, optimizer = optimizer, unwrapped(optimizer)
+        if has_schedule(stepped):
             raise InvalidArgumentError(
                 "the optimizer has a learning rate scheduler, but its steps are taken on the server: pass "
                 "schedule=gradserve.optim.cosine(...) or another one there instead",
