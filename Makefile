@@ -82,11 +82,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $(SERVER_INSTALLED) $(DEMO_INSTALLED) $@
 
 # The packages on an index may bring what a GPU needs: several GB more. What is installed already in these versions stays.
-install-frameworks: $(FRAMEWORKS_INSTALLED)  ## Install PyTorch, JAX and Ray into .venv, whose tests are skipped without them
+install-frameworks: $(FRAMEWORKS_INSTALLED)  ## Install PyTorch, JAX, Ray, Lightning, Keras and Transformers into .venv, whose tests are skipped without them
 
 $(FRAMEWORKS_INSTALLED): $(INSTALLED) deploy/constraints-frameworks.txt
-	@echo "Installing PyTorch, JAX, Optax and Ray into $(VENV): about 1.7 GB, with PyTorch for CUDA several GB"
-	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-frameworks.txt torch jax optax 'ray[train]'
+	@echo "Installing PyTorch, JAX, Ray and what builds on them into $(VENV): about 1.9 GB, with PyTorch for CUDA several GB"
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-frameworks.txt torch jax optax 'ray[train]' \
+		accelerate keras lightning transformers
 	@touch $@
 
 install-node: $(NODE_INSTALLED)  ## Install what the JavaScript example needs

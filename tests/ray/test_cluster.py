@@ -159,9 +159,18 @@ def test_commands_take_the_name_of_the_cluster(cluster: RayCluster) -> None:
 
 
 @pytest.mark.skipif(find_spec("pyarrow") is None, reason="ray[train] is not installed: make install-frameworks")
-def test_workers_of_ray_train_end_with_equal_weights(cluster: RayCluster) -> None:
-    command = [sys.executable, str(RAY_TRAIN), ADDRESS, "--workers", "2", "--cpus-per-worker", "0.2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_SECONDS, check=False)
+def test_workers_of_ray_train_end_with_equal_weights(cluster: RayCluster, tmp_path: Path) -> None:
+    """Two programs at once, as both wait for Ray most of the time: the example, and that of ray_train.md."""
+    (program,) = [block.text for block in read_blocks("docs/howto/ray_train.md") if block.language == "python"]
+    (tmp_path / "train.py").write_text(program.replace("workers=2", "workers=2, resources_per_worker={'CPU': 0.2}"))
+    environment = {**os.environ, "HOME": str(tmp_path)}  # where Ray Train keeps results
+    command = [sys.executable, "train.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as of_page:
+        command = [sys.executable, str(RAY_TRAIN), ADDRESS, "--workers", "2", "--cpus-per-worker", "0.2"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_SECONDS, check=False)
+        printed, _ = of_page.communicate(timeout=4 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^worker (\d): step (\d+), weights (\w+)$", done.stdout, re.MULTILINE)
     assert [(rank, step) for rank, step, _ in found] == [("0", "100"), ("1", "100")], done.stdout
@@ -172,6 +181,10 @@ def test_workers_of_ray_train_end_with_equal_weights(cluster: RayCluster) -> Non
     with connected() as client:
         runs = [each for each in client.list_accumulators() if each.name.startswith("digits-")]
     assert max(each.global_step for each in runs) == 100
+    assert of_page.returncode == 0, printed
+    ends = dict(re.findall(r"pid=(\d+)\)\S* step 50 weights (\S.*)$", printed, re.MULTILINE))
+    assert len(ends) == 2, printed
+    assert len(set(ends.values())) == 1, printed
 
 
 def test_a_second_cluster_comes_and_goes(cluster: RayCluster) -> None:

@@ -34,6 +34,7 @@ LONG: Mapping[str, int] = {
     "demo/test_training.py": 20,
     "devices/cuda/test_compiles.py": 50,
     "faults/test_callers_memory.py": 70,
+    "integrations/test_recipes.py": 70,
     "jax/functions/test_gradients.py": 25,
     "jax/test_average_by.py": 20,
     "kubernetes/test_growth.py": 30,

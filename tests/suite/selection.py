@@ -26,6 +26,7 @@ EXHAUSTIVE: Mapping[str, str] = {
     "endurance": "runs of minutes",
     "floods": "floods of requests",
     "fuzz": "mutated requests and files",
+    "integrations": "training in other frameworks' loops, which make install-frameworks installs",
     "jax": "training with JAX, which make install-frameworks installs",
     "kubernetes": "manifests under a kubelet",
     "languages": "workers in JavaScript and C++",

@@ -38,6 +38,7 @@ OTHER_PROGRAMS = {
     "sha256sum": "of the system",
     "source": "of the shell",
     "sudo": "the command after it is checked",
+    "torchrun": "of PyTorch; tests/integrations runs it",
 }
 """The programs of others, and why their arguments are not checked."""
 
