@@ -64,14 +64,25 @@ def test_a_scheduler_that_was_made_for_a_wrapper_is_missed(
         block(client, model, wrapped, name=name, num_required=1)
 
 
-@pytest.mark.parametrize("block", [average_gradients, BLOCKS["DiLoCo"]], ids=["average_gradients", "DiLoCo"])
-def test_a_scheduler_in_a_wrapper(
-    client: gradserve.Client, name: str, model: torch.nn.Module, optimizer: Any, block: Any
-) -> None:
+def prepared(optimizer: Any) -> tuple[Any, Any]:
     accelerator = package("accelerate").Accelerator(cpu=True)
     stepped = accelerator.prepare(optimizer)
-    scheduler = accelerator.prepare(ExponentialLR(stepped, 0.5))
-    with block(client, model, stepped, scheduler=scheduler, name=name, num_required=1) as run:
+    return stepped, accelerator.prepare(ExponentialLR(stepped, 0.5))
+
+
+def configured(optimizer: Any) -> tuple[Any, Any]:
+    config = package("lightning.pytorch.utilities.types").LRSchedulerConfig(ExponentialLR(optimizer, 0.5))
+    return optimizer, config
+
+
+@pytest.mark.parametrize("block", [average_gradients, BLOCKS["DiLoCo"]], ids=["average_gradients", "DiLoCo"])
+@pytest.mark.parametrize("wrap", [prepared, configured], ids=["Accelerate", "Lightning"])
+def test_a_scheduler_in_a_wrapper(
+    client: gradserve.Client, name: str, model: torch.nn.Module, optimizer: Any, wrap: Any, block: Any
+) -> None:
+    stepped, wrapped = wrap(optimizer)
+    scheduler = wrapped if hasattr(wrapped, "step") else wrapped.scheduler
+    with block(client, model, stepped, scheduler=wrapped, name=name, num_required=1) as run:
         for rate in (0.05, 0.025):
             model(torch.ones(3, 4)).sum().backward()
             stepped.step()
