@@ -366,5 +366,5 @@ class ServerInfo:
     http_url: str = ""
     member: str = ""
     upstream: str = ""
-    time: float = 0.0
+    time: float = field(default=0.0, repr=False)
     state_disk: Mapping[str, float] = field(default_factory=dict)

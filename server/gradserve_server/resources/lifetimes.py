@@ -117,7 +117,6 @@ class LeaseQueue(Generic[ItemT]):
             if not lease.is_queued:
                 continue
             if lease.end(now) <= now:
-                turn.charge(_ITEMS_PER_DELETION)
                 self._remove(lease)
                 return lease
             self._push(lease, now)
@@ -474,7 +473,9 @@ class Lifetimes:
         """Deletes resources whose leases have ended, in one turn; returns the number."""
         count = self.clients.delete_some(turn)
         while (lease := self._queue.pop(turn)) is not None:
-            count += lease.item() + self.clients.delete_some(turn)
+            if num_deleted := lease.item():
+                turn.charge(_ITEMS_PER_DELETION)
+            count += num_deleted + self.clients.delete_some(turn)
         return count
 
     def _end(self, client: Client | None, owned: Owned, idle: Lease[End] | None) -> None:
