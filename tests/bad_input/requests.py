@@ -120,14 +120,20 @@ USED = Apply(accumulator=ref("stepped"), request_id=identity(7), local_step=5, g
 
 def state(raw: RawCalls) -> tuple[Any, ...]:
     """Returns all that requests could change, as far as it can be seen."""
-    accumulators = raw.call("ListAccumulators", messages_pb2.ListAccumulatorsRequest())
-    assert not accumulators.next_page_token
-    layers = raw.call("ListBatchNormLayers", layer_messages_pb2.ListBatchNormLayersRequest())
-    assert not layers.next_page_token
+    accumulators = _pages(raw, "ListAccumulators", messages_pb2.ListAccumulatorsRequest())
+    layers = _pages(raw, "ListBatchNormLayers", layer_messages_pb2.ListBatchNormLayersRequest())
     tensors = raw.call("ListTensors", tensor_messages_pb2.ListTensorsRequest())
-    parameters = raw.call("ListParameters", parameters_messages_pb2.ListParametersRequest())
-    assert not parameters.next_page_token
+    parameters = _pages(raw, "ListParameters", parameters_messages_pb2.ListParametersRequest())
     return accumulators, [each.handle for each in tensors.tensors], usage(raw), layers, parameters
+
+
+def _pages(raw: RawCalls, method: str, request: Any) -> list[Any]:
+    """Returns all pages of a list: other tests may have left much on the server."""
+    found = [raw.call(method, request)]
+    while found[-1].next_page_token:
+        request.page_token = found[-1].next_page_token
+        found.append(raw.call(method, request))
+    return found
 
 
 def usage(raw: RawCalls) -> Any:
