@@ -81,7 +81,8 @@ def test_what_nobody_sends_again_is_named(forgetful: list[RestartingServer]) -> 
         forgetful[OTHER].restart()
         expected = (
             rf"^server 1 of the cluster has lost gradients of round 1 of accumulator 'default/{name}', and not all of "
-            r"them were sent again: there is no average of this round. Go on with the next one, with local_step=1 \[GS_SHARD_LOST\]$"
+            r"them were sent again: there is no average of this round. Go on with the next one, with local_step=1 "
+            r"\[GS_SHARD_LOST\]$"
         )
         for call in (
             lambda: net.push_pull(gradient(1), 2, 0, worker_id="b"),
