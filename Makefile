@@ -281,7 +281,7 @@ $(RELEASE_INSTALLED): Makefile
 
 dist: $(RELEASE_INSTALLED)  ## Build the wheel and the source distribution into dist/, and check them
 	rm -rf dist
-	$(RELEASE_VENV)/bin/python -m build --no-isolation
+	env -u SOURCE_DATE_EPOCH $(RELEASE_VENV)/bin/python -m build --no-isolation  # hatchling's own time: the same for everyone
 	$(RELEASE_VENV)/bin/twine check --strict dist/*
 
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14

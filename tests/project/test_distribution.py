@@ -27,9 +27,9 @@ def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = Non
     return done.stdout
 
 
-def build(target: str, sources: Path, output: Path) -> Path:
+def build(target: str, sources: Path, output: Path, **variables: str) -> Path:
     """Builds a distribution with the backend that pyproject.toml names, in this environment."""
-    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", output, cwd=sources)
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", output, cwd=sources, env=os.environ | variables)
     (built,) = output.iterdir()
     return built
 
@@ -123,6 +123,44 @@ def test_the_image_copies_all_that_the_wheel_is_made_of(wheel: Path, tmp_path: P
                         shutil.copy(path, context / target)
     with zipfile.ZipFile(build("wheel", context, tmp_path / "dist")) as archive:
         assert set(archive.namelist()) == set(files(wheel))
+
+
+def as_others_have_it(sources: Path, copy: Path) -> Path:
+    """Copies sources to where files are the owner's alone, of another day, and listed in another order."""
+    shutil.copytree(sources, copy, ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copyfile)
+    for path in sorted(copy.rglob("*"), reverse=True):
+        path.chmod(0o700 if path.is_dir() or os.access(sources / path.relative_to(copy), os.X_OK) else 0o600)
+        os.utime(path, (946_684_800, 946_684_800))
+    return copy
+
+
+@pytest.mark.exhaustive
+def test_all_who_build_get_the_same_bits(unpacked: Path, tmp_path: Path) -> None:
+    """Whatever the folder, its file times, the umask, the language, the time zone and the hashes of strings."""
+    theirs = as_others_have_it(unpacked, tmp_path / "a folder of another name")
+    here = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "1"}
+    there = {"LC_ALL": "C", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2", "HOME": str(tmp_path)}
+    for target in ("sdist", "wheel"):
+        ours = build(target, unpacked, tmp_path / "ours" / target, **here)
+        before = os.umask(0o077)
+        try:
+            built = build(target, theirs, tmp_path / "theirs" / target, **there)
+        finally:
+            os.umask(before)
+        assert (built.name, built.read_bytes() == ours.read_bytes()) == (ours.name, True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_a_checkout_and_the_source_distribution_of_it_make_the_same_bits(unpacked: Path, tmp_path: Path) -> None:
+    for target in ("sdist", "wheel"):
+        ours, theirs = (build(target, each, tmp_path / each.name / target) for each in (ROOT, unpacked))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_make_dist_ignores_the_time_that_the_environment_gives_to_files() -> None:
+    (step,) = [line for line in run("make", "--dry-run", "dist").splitlines() if " -m build" in line]
+    assert step.startswith("env -u SOURCE_DATE_EPOCH ")
 
 
 @pytest.mark.parametrize(
