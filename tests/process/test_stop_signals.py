@@ -170,7 +170,8 @@ def test_the_second_signal_ends_the_first_process_of_a_container() -> None:
         inner.send_signal(signal.SIGTERM)
         assert read(process) == "begun"
         inner.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
+        # Kernels differ in whether such a process can end by the signal itself.
+        assert process.wait(PATIENCE_SECONDS) in (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
 def test_a_signal_that_comes_twice_at_once_is_one() -> None:
