@@ -170,7 +170,7 @@ def test_the_second_signal_ends_the_first_process_of_a_container() -> None:
         inner.send_signal(signal.SIGTERM)
         assert read(process) == "begun"
         inner.send_signal(signal.SIGTERM)
-        # Kernels differ in whether such a process can end by the signal itself.
+        # `unshare` exits with the number, or ends by the signal itself.
         assert process.wait(PATIENCE_SECONDS) in (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
