@@ -12,6 +12,7 @@ from gradserve.calls.exchange import (
     Exchange,
     Operation,
     Pause,
+    Reply,
     Together,
     Track,
     Unary,
@@ -140,6 +141,12 @@ def _aimed(target: int, exchange: Exchange) -> Exchange:
             return exchange._replace(call=aimed_call(target, call))
     aimed: Any = replace(exchange, target=target)
     return aimed  # type: ignore[no-any-return]
+
+
+def replied(call: Whole) -> Operation[Reply]:
+    """Returns an operation that is a single call, for what takes operations."""
+    reply: Reply = yield call
+    return reply
 
 
 def aimed_call(target: int, call: Unary) -> Unary:

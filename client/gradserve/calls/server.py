@@ -58,6 +58,13 @@ class Cluster:
             self._members[target] = reply.member
         return member_text(self._members[target])
 
+    def members(self, targets: Iterable[int]) -> Operation[dict[int, str]]:
+        """Returns what `member` does, for each of several servers."""
+        found: dict[int, str] = {}
+        for target in targets:
+            found[target] = yield from self.member(target)
+        return found
+
     def _check(self, target: int, reply: messages_pb2.GetServerInfoResponse) -> None:
         found, where = reply.member, f"the server at {self._addresses[target]}"
         if not reply.HasField("member"):

@@ -11,7 +11,7 @@ import pytest
 import gradserve
 from gradserve_server.config import ServerConfig
 from gradserve_server.config.servers import ClusterConfig
-from gradserve_server.rpc.upstream import shards
+from gradserve_server.rpc.upstream import sharded
 from tests.cluster.servers import addresses_of, name_at
 from tests.cluster.sharding.clients import MODEL, gradient, same, small_pieces
 from tests.cluster.sharding.test_idle_leases import left
@@ -32,7 +32,7 @@ def servers() -> Iterator[list[AgingServer]]:
 
 @pytest.mark.parametrize("call", ["take_grad", "read_average", "push_pull"])
 def test_a_call_waits(servers: list[AgingServer], monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    monkeypatch.setattr(shards, "USES_PER_LEASE", 3000)  # every 10 ms, as the aggregator's time does not pass faster
+    monkeypatch.setattr(sharded, "USES_PER_LEASE", 3000)  # every 10 ms, as the aggregator's time does not pass faster
     with (
         small_pieces(),
         aggregator(",".join(addresses_of(servers)), 1) as near,

@@ -167,9 +167,7 @@ class AccumulatorCache:
         request = home.request(name, components, options, is_private=is_private)
         add_plan(request.spec, plan, self._cluster.size)
         request.accumulator.member = yield from self._cluster.member(home.target)
-        members: dict[int, str] = {}
-        for target in parts.servers:
-            members[target] = yield from self._cluster.member(target)
+        members = yield from self._cluster.members(parts.servers)
         earlier = ""
         while True:
             info = yield from at_target(home.target, home.made(request, is_private=is_private))

@@ -10,14 +10,14 @@ from itertools import chain
 from gradserve.calls.accumulators.components import Sent, arrays_of
 from gradserve.calls.accumulators.kept import KeptMemory
 from gradserve.calls.accumulators.session import RoundSession, Watch
-from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_plan
+from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_plan, plan_in, remove_plan
 from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds, private_name
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import Model, ParameterComponents, model_of
+from gradserve.calls.parameters.shard_creation import Creation, created, found_or_created
 from gradserve.calls.parameters.sharded import ShardedParametersWire
-from gradserve.calls.parameters.shards import Creation, created, found_or_created
 from gradserve.calls.parameters.spec import ParametersOptions, given_names, info_of, shapes_of, spec_of
 from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire
 from gradserve.calls.private_resources import PrivateResources
@@ -29,7 +29,7 @@ from gradserve.saved.parameters import SavedParameters
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError, NotFoundError
 from gradserve_protocol.messages import decode_duration
-from gradserve_protocol.placement import DEFAULT_CONTAINER, Piece, plan_of
+from gradserve_protocol.placement import DEFAULT_CONTAINER, plan_of
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import parameters_pb2
 
@@ -258,7 +258,7 @@ class ParametersCache:
             request.creator = self._ids.private_name()
         saved = model.saved
         state, step = (None, 0) if saved is None else (saved.state, saved.step)
-        members = yield from self._members_with(parts)
+        members = yield from self._cluster.members(parts.servers)
 
         def create_at(
             target: int, creation: Operation[messages_pb2.CreateParametersResponse]
@@ -278,12 +278,6 @@ class ParametersCache:
             ) from error
         return (yield from self._sharded_wire(response.info, model.components, home, is_private=is_private))
 
-    def _members_with(self, parts: Parts) -> Operation[dict[int, str]]:
-        members: dict[int, str] = {}
-        for target in parts.servers:
-            members[target] = yield from self._cluster.member(target)
-        return members
-
     def _fork_sharded(
         self, wire: ShardedParametersWire, step: int | None, ref: parameters_pb2.ParametersRef, idle_lease: float | None
     ) -> Operation[ParametersWire]:
@@ -298,8 +292,7 @@ class ParametersCache:
         request = messages_pb2.CreateParametersRequest(
             parameters=ref, spec=info.spec, lifetime=self._private[target].lifetime(idle_lease, is_private=False)
         )
-        for component in request.spec.components:
-            component.ClearField("pieces")
+        remove_plan(request.spec)
         request.parameters.member = yield from self._cluster.member(target)
         saved = SavedParameters(version.components, version.step, version.digest, state, None)
         values: dict[str, Sent] = {each.name: version.components[each.name] for each in wire.components}
@@ -315,11 +308,8 @@ class ParametersCache:
                 f"{info.parameters.name!r} are sharded, got one of {self._cluster.size}",
                 field="sharded",
             )
-        plan = {
-            each.name: [Piece(piece.server, piece.num_rows) for piece in each.pieces] for each in info.spec.components
-        }
-        parts = Parts(components, plan, _UPDATE)
-        members = yield from self._members_with(parts)
+        parts = Parts(components, plan_in(info.spec), _UPDATE)
+        members = yield from self._cluster.members(parts.servers)
         lifetime = self._private[home].lifetime(decode_duration(info, "idle_lease"), is_private=is_private)
 
         def create_shard(target: int, incarnation: str, values: Mapping[str, Sent]) -> Operation[object]:

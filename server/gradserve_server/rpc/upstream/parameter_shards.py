@@ -7,34 +7,24 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from google.protobuf.message import Message
-
 from gradserve.calls.accumulators.components import Component, Sent
-from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_plan
-from gradserve.calls.accumulators.sharding.staging import EPOCH_FIELD, USES_PER_LEASE
-from gradserve.calls.combinators import aimed_call, at_target, together, with_beside
-from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
+from gradserve.calls.accumulators.sharding.shard import Parts, add_plan, plan_in, remove_plan
+from gradserve.calls.accumulators.sharding.staging import EPOCH_FIELD
+from gradserve.calls.combinators import at_target, together
+from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import CallId, RequestIds
-from gradserve.calls.parameters.shards import (
-    NOT_STAGED_FIELD,
-    Creation,
-    ParameterShards,
-    WholeState,
-    created,
-    found_or_created,
-)
+from gradserve.calls.parameters.shard_creation import Creation, created, found_or_created
+from gradserve.calls.parameters.shards import NOT_STAGED_FIELD, ParameterShards, WholeState
 from gradserve.saved.parameters import SavedState
 from gradserve_protocol.digest import digest_of
 from gradserve_protocol.errors import (
     AbortedError,
-    GradserveError,
     InvalidArgumentError,
     OutOfRangeError,
     ResourceExhaustedError,
 )
-from gradserve_protocol.messages import decode_duration
-from gradserve_protocol.placement import Piece, Plan, plan_of
-from gradserve_protocol.v1 import accumulator_pb2, lease_pb2, parameters_pb2
+from gradserve_protocol.placement import plan_of
+from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2
 from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_server import errors
 from gradserve_server.accumulators.gradient import Array, Packed, Value
@@ -46,18 +36,20 @@ from gradserve_server.parameters.versions import Version
 from gradserve_server.rpc.parameters.requests import UpdateRequest
 from gradserve_server.rpc.parameters.rules import decode_optimizer
 from gradserve_server.rpc.upstream.messages import copied, version_of
+from gradserve_server.rpc.upstream.sharded import UpstreamSharded
 
 if TYPE_CHECKING:
     from gradserve_server.rpc.upstream.link import UpstreamLink
 
-_SERVICE = "ParameterService"
 _FIELD = "update"
 _MOST_REFUSALS = 20
 """The times that a home may ask for an update to be staged again, before something must be wrong."""
 
 
-class UpstreamParameterShards:
+class UpstreamParameterShards(UpstreamSharded):
     """The shards of parameters on the servers upstream, and the calls on them: those of a client of all servers."""
+
+    SERVICE = "ParameterService"
 
     def __init__(
         self, info: parameters_pb2.ParametersInfo, spec: ParametersSpec, link: UpstreamLink, compute: Compute
@@ -67,33 +59,17 @@ class UpstreamParameterShards:
         Raises:
             InvalidArgumentError: They are sharded over other servers.
         """
-        ref, cluster = info.parameters, link.cluster
-        if info.spec.num_shards != cluster.size:
-            raise errors.InvalidArgumentError(
-                f"parameters {ref.container}/{ref.name!r} are sharded over {info.spec.num_shards} servers, and "
-                f"{cluster.size} are upstream of this one",
-                field="parameters.name",
-            )
-        self._link = link
-        self._compute = compute
-        self._cluster = cluster
-        self._home = cluster.home_of(ref.container, ref.name)
-        self._incarnation = ref.incarnation
-        self._epoch = info.epoch
+        ref = info.parameters
+        self._components = _components_of(spec.components)
+        parts = Parts(self._components, plan_in(info.spec), _FIELD)
+        super().__init__(info, ref, parts, link, compute, kind="parameters")
         self._key = ("parameters", ref.container, ref.name)
-        self._uncounted = Uncounted()
         self._ids = RequestIds(uuid.uuid4().hex)
         self._spec = spec
-        self._components = _components_of(spec.components)
-        self._parts = Parts(self._components, _plan_in(info.spec), _FIELD)
-        lifetime = lease_pb2.Lifetime()
-        self._idle_lease = decode_duration(info, "idle_lease")
-        if self._idle_lease is not None:
-            lifetime.idle_lease.CopyFrom(info.idle_lease)
         self._creation = messages_pb2.CreateParametersRequest(
             parameters=parameters_pb2.ParametersRef(container=ref.container, name=ref.name),
             spec=info.spec,
-            lifetime=lifetime,
+            lifetime=self._lifetime,
         )
 
     async def num_bytes_elsewhere(self) -> int:
@@ -307,9 +283,7 @@ class UpstreamParameterShards:
         creation = messages_pb2.CreateParametersRequest(
             parameters=request.fork, spec=info.spec, lifetime=request.lifetime
         )
-        creation.spec.num_shards = 0
-        for each in creation.spec.components:
-            del each.pieces[:]
+        remove_plan(creation.spec)
         return await create_sharded(self._link, creation, self._spec, values, state, step)
 
     # The parameters on the servers
@@ -321,7 +295,7 @@ class UpstreamParameterShards:
         """
         ref.container, ref.name, ref.incarnation = self._key[1], self._key[2], self._incarnation
         ref.member = yield from self._cluster.member(self._home)
-        members = yield from _members_of(self._cluster, self._parts)
+        members = yield from self._cluster.members(self._parts.servers)
         return ParameterShards(
             self._components,
             self._parts,
@@ -333,9 +307,6 @@ class UpstreamParameterShards:
             at_home=self._call,
         )
 
-    def _call(self, method: str, request: Message, wait: float = 0.0) -> Unary:
-        return aimed_call(self._home, Unary(_SERVICE, method, request, wait))
-
     def _described(self, ref: parameters_pb2.ParametersRef) -> Operation[parameters_pb2.ParametersInfo]:
         reply: Any = yield self._call("GetParameters", messages_pb2.GetParametersRequest(parameters=ref))
         info: parameters_pb2.ParametersInfo = reply.info
@@ -345,20 +316,9 @@ class UpstreamParameterShards:
         yield from self._shards(ref)
         return (yield from self._described(ref))
 
-    def _asked(self, method: str, request: Message, wait: float) -> Operation[Reply]:
-        """Makes a call at the home; while it waits there, uses what other servers have, as that is in use, too."""
-        call = _reply(Whole(self._call(method, request, wait)))
-        if self._idle_lease is None or not wait:
-            return call
-        return with_beside(call, self._using_others(self._idle_lease / USES_PER_LEASE))
-
-    def _using_others(self, pause: float) -> Operation[None]:
+    def _use(self, target: int) -> Operation[object]:
         shards = yield from self._shards(parameters_pb2.ParametersRef())
-        while True:
-            yield Pause(pause)
-            for target in shards.others:
-                with suppress(GradserveError):  # it has no lease while it cannot be reached, and a new one after that
-                    yield from shards.described(target)
+        return (yield from shards.described(target))
 
     def _create_shard(self, target: int, incarnation: str, values: Mapping[str, Sent]) -> Operation[object]:
         request = copied(self._creation)
@@ -416,7 +376,7 @@ async def create_sharded(
 
     def operation() -> Operation[messages_pb2.CreateParametersResponse]:
         at_home.parameters.member = yield from link.cluster.member(home)
-        members = yield from _members_of(link.cluster, parts)
+        members = yield from link.cluster.members(parts.servers)
         sent = cast("Mapping[str, Sent] | None", values)
         return (yield from found_or_created(Creation(at_home, parts, members, sent, state, step), home))
 
@@ -435,27 +395,9 @@ def show_as_whole(info: parameters_pb2.ParametersInfo) -> None:
     """Makes the description of sharded parameters by their home one for workers, to whom they are on this server."""
     if not info.spec.num_shards:
         return
-    info.spec.num_shards = 0
-    for each in info.spec.components:
-        del each.pieces[:]
+    remove_plan(info.spec)
     info.ClearField("digest")  # of the home's pieces
 
 
 def _components_of(components: Sequence[ComponentSpec]) -> list[Component]:
     return [Component(each.name, each.dtype, each.shape.dims, is_sparse=False) for each in components]
-
-
-def _plan_in(spec: parameters_pb2.ParametersSpec) -> Plan:
-    return {each.name: [Piece(piece.server, piece.num_rows) for piece in each.pieces] for each in spec.components}
-
-
-def _members_of(cluster: Any, parts: Parts) -> Operation[dict[int, str]]:
-    members: dict[int, str] = {}
-    for target in parts.servers:
-        members[target] = yield from cluster.member(target)
-    return members
-
-
-def _reply(call: Whole) -> Operation[Reply]:
-    reply: Reply = yield call
-    return reply

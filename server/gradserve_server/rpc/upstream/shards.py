@@ -16,37 +16,36 @@ from gradserve.calls.accumulators.sharding.shard import (
     Parts,
     Shard,
     Step,
-    Uncounted,
     add_plan,
     is_sharded,
+    plan_in,
 )
-from gradserve.calls.accumulators.sharding.staging import EPOCH_FIELD, USES_PER_LEASE
-from gradserve.calls.combinators import aimed_call, all_ended, at_target, together, with_beside
-from gradserve.calls.exchange import Operation, Pause, Reply, Unary, Whole
+from gradserve.calls.accumulators.sharding.staging import EPOCH_FIELD
+from gradserve.calls.combinators import all_ended, at_target, together
+from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds
 from gradserve.calls.server import Cluster
 from gradserve.results import IndexedSlices
 from gradserve.results import Value as Received
 from gradserve_protocol.errors import AbortedError, GradserveError, NotFoundError
-from gradserve_protocol.messages import decode_duration
-from gradserve_protocol.placement import Piece, plan_of
+from gradserve_protocol.placement import plan_of
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
-from gradserve_protocol.v1 import accumulator_pb2, lease_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_server.accumulators.gradient import Average, Packed, SparseSlices, Value
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.devices.compute import Compute
-from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.rpc.accumulators.requests import GradientRequest, decode_accumulator_spec
 from gradserve_server.rpc.upstream.messages import average_of, served
+from gradserve_server.rpc.upstream.sharded import UpstreamSharded
 
 if TYPE_CHECKING:
     from gradserve_server.rpc.upstream.link import UpstreamLink
 
-_SERVICE = "AccumulatorService"
 
-
-class UpstreamShards:
+class UpstreamShards(UpstreamSharded):
     """An accumulator's shards on the servers upstream, and the calls on them: those of a client of all servers."""
+
+    SERVICE = "AccumulatorService"
 
     def __init__(
         self, info: accumulator_pb2.AccumulatorInfo, spec: AccumulatorSpec, link: UpstreamLink, compute: Compute
@@ -56,32 +55,15 @@ class UpstreamShards:
         Raises:
             InvalidArgumentError: It is sharded over other servers.
         """
-        ref, cluster = info.accumulator, link.cluster
-        if spec.num_shards != cluster.size:
-            raise InvalidArgumentError(
-                f"accumulator {ref.container}/{ref.name!r} is sharded over {spec.num_shards} servers, and "
-                f"{cluster.size} are upstream of this one",
-                field="accumulator.name",
-            )
-        self._link = link
-        self._compute = compute
-        self._cluster = cluster
-        self._home = cluster.home_of(ref.container, ref.name)
-        self._incarnation = ref.incarnation
-        self._epoch = info.epoch
+        ref = info.accumulator
+        parts = Parts(_components_of(spec), plan_in(info.spec))
+        super().__init__(info, ref, parts, link, compute, kind="accumulator")
         self._key = (ref.container, ref.name)
-        self._uncounted = Uncounted()
         self._reads = RequestIds(uuid.uuid4().hex)
         self._names = [each.name for each in spec.components]
-        plan = {each.name: [Piece(*piece) for piece in each.pieces] for each in spec.components}
-        self._parts = Parts(_components_of(spec), plan)
-        lifetime = lease_pb2.Lifetime()
-        self._idle_lease = decode_duration(info, "idle_lease")
-        if self._idle_lease is not None:
-            lifetime.idle_lease.CopyFrom(info.idle_lease)
         named = accumulator_pb2.AccumulatorRef(container=ref.container, name=ref.name)
         self._creation = messages_pb2.CreateAccumulatorRequest(
-            accumulator=named, spec=info.spec, lifetime=lifetime, home_incarnation=self._incarnation
+            accumulator=named, spec=info.spec, lifetime=self._lifetime, home_incarnation=self._incarnation
         )
 
     async def create(self) -> None:
@@ -147,7 +129,7 @@ class UpstreamShards:
                     if error.field != EPOCH_FIELD:
                         raise
                     asked = messages_pb2.GetNumAccumulatedRequest(accumulator=ref)
-                    self._epoch = (yield aimed_call(self._home, Unary(_SERVICE, "GetNumAccumulated", asked))).epoch
+                    self._epoch = (yield self._call("GetNumAccumulated", asked)).epoch
             yield from self._forget_uncounted(shards, ref)
             if not isinstance(message, messages_pb2.PushPullResponse) or not message.HasField("average"):
                 return message, None
@@ -185,28 +167,10 @@ class UpstreamShards:
             message, received = await self._link.run(operation())
         return message, await self._average(message.average, received)
 
-    @property
-    def _others(self) -> list[int]:
-        return [target for target in self._parts.servers if target != self._home]
-
     def _address(self, ref: accumulator_pb2.AccumulatorRef) -> Operation[None]:
         """Makes a name that of this very accumulator at its home."""
         ref.incarnation = self._incarnation
         ref.member = yield from self._cluster.member(self._home)
-
-    def _asked(self, method: str, request: Any, wait: float) -> Operation[Reply]:
-        """Makes a call at the home; while it waits there, uses what other servers have, as that is in use, too."""
-        call = _reply(Whole(aimed_call(self._home, Unary(_SERVICE, method, request, wait))))
-        if self._idle_lease is None or not wait:
-            return call
-        return with_beside(call, self._using_others(self._idle_lease / USES_PER_LEASE))
-
-    def _using_others(self, pause: float) -> Operation[None]:
-        while True:
-            yield Pause(pause)
-            for target in self._others:
-                with suppress(GradserveError):  # it has no lease while it cannot be reached, and a new one after that
-                    yield from self._num_bytes(target)
 
     def _shards(self, ref: accumulator_pb2.AccumulatorRef) -> Operation[list[Shard]]:
         """Returns what each server has, for a call that names the accumulator so at its home."""
@@ -221,7 +185,7 @@ class UpstreamShards:
         """Asks the home whether it still has an incarnation."""
         # The caller has to learn that the accumulator is gone, or that its home was restarted.
         asked = messages_pb2.GetNumAccumulatedRequest(accumulator=ref)
-        yield aimed_call(self._home, Unary(_SERVICE, "GetNumAccumulated", asked))
+        yield self._call("GetNumAccumulated", asked)
         return incarnation == self._incarnation
 
     def _restore(self, target: int, _incarnation: str) -> Operation[None]:
@@ -234,6 +198,9 @@ class UpstreamShards:
         request.CopyFrom(self._creation)
         request.accumulator.member = yield from self._cluster.member(target)
         return (yield from at_target(target, create(request)))
+
+    def _use(self, target: int) -> Operation[object]:
+        return self._num_bytes(target)
 
     def _num_bytes(self, target: int) -> Operation[int]:
         ref = accumulator_pb2.AccumulatorRef()
@@ -250,7 +217,7 @@ class UpstreamShards:
         if getattr(request, "accepted_before", False):
             # Its round may be a later one, and servers forget what is older than that.
             asked = messages_pb2.GetAccumulatorRequest(accumulator=request.accumulator)
-            response = yield aimed_call(self._home, Unary(_SERVICE, "GetAccumulator", asked))
+            response = yield self._call("GetAccumulator", asked)
             local_step = max(local_step, response.info.global_step)
         staging = messages_pb2.StageGradientRequest(
             home_incarnation=self._incarnation,
@@ -281,7 +248,7 @@ class UpstreamShards:
         if asking:
             with suppress(GradserveError):  # they will ask again
                 asked = messages_pb2.EndEpochRequest(accumulator=ref)
-                answer: messages_pb2.EndEpochResponse = yield aimed_call(self._home, Unary(_SERVICE, "EndEpoch", asked))
+                answer: messages_pb2.EndEpochResponse = yield self._call("EndEpoch", asked)
                 self._epoch = answer.epoch
                 of = [each for each in shards if each.target in asking]
                 yield from all_ended(*[each.forget(self._incarnation, answer) for each in of])
@@ -336,11 +303,6 @@ def shard_if_wanted(request: messages_pb2.CreateAccumulatorRequest, wanted: bool
 
 def _components_of(spec: AccumulatorSpec) -> list[Component]:
     return [Component(each.name, each.dtype, each.shape.dims, is_sparse=each.is_sparse) for each in spec.components]
-
-
-def _reply(call: Whole) -> Operation[Reply]:
-    reply: Reply = yield call
-    return reply
 
 
 def _sent(value: Value) -> Sent:

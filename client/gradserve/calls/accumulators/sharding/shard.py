@@ -23,7 +23,7 @@ from gradserve.results import Value
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.arrays import AnyArray, Array, host_array
 from gradserve_protocol.errors import AbortedError, GradserveError, InvalidArgumentError, NotFoundError
-from gradserve_protocol.placement import Plan, dense_bytes
+from gradserve_protocol.placement import Piece, Plan, dense_bytes
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, parameters_messages_pb2, parameters_pb2, tensor_pb2
 
@@ -86,6 +86,18 @@ def _obstacle(components: list[Component], device: str | None) -> str | None:
             exception = ", but for the first size," if each.is_sparse else ""
             return f"its shapes{exception} have to be known, and {each.title} is {each}"
     return None
+
+
+def plan_in(spec: accumulator_pb2.AccumulatorSpec | parameters_pb2.ParametersSpec) -> Plan:
+    """Returns the plan of a sharded accumulator, or of sharded parameters."""
+    return {each.name: [Piece(piece.server, piece.num_rows) for piece in each.pieces] for each in spec.components}
+
+
+def remove_plan(spec: parameters_pb2.ParametersSpec) -> None:
+    """Makes the spec of sharded parameters that of parameters on one server."""
+    spec.num_shards = 0
+    for component in spec.components:
+        component.ClearField("pieces")
 
 
 def add_plan(
