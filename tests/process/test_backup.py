@@ -65,7 +65,7 @@ def restored(backup: Path, directory: Path) -> Path:
 
 
 class Model:
-    """What a worker trains on a server: for each step a push_pull for each level, an update, and one of a layer."""
+    """The resources that a worker trains: for each step a push_pull for each level, an update, and one of a layer."""
 
     def __init__(self, client: gradserve.Client) -> None:
         self.sums = {
@@ -90,7 +90,7 @@ class Model:
 
 @dataclass
 class Seen:
-    """What a running server has shown of each step.
+    """The values of each step that a running server has shown.
 
     Attributes:
         averages: Digests of averages, by level and step.

@@ -136,7 +136,7 @@ def as_others_have_it(sources: Path, copy: Path) -> Path:
 
 @pytest.mark.exhaustive
 def test_all_who_build_get_the_same_bits(unpacked: Path, tmp_path: Path) -> None:
-    """Whatever the folder, its file times, the umask, the language, the time zone and the hashes of strings."""
+    """In any folder, with any file times, umask, language, time zone and hashes of strings."""
     theirs = as_others_have_it(unpacked, tmp_path / "a folder of another name")
     here = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "1"}
     there = {"LC_ALL": "C", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2", "HOME": str(tmp_path)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.servers import complete_parameters, connected, server_options
+from gradserve_server.commands.servers import complete_parameters, connected, server_options, status_about
 from gradserve_server.commands.what_if import better_rules
 from gradserve_server.commands.wording import size, table, tell, tell_problem
 
@@ -74,7 +74,7 @@ def find(client: "gradserve.Client", name: str, container: str) -> dict[str, Any
     info = next((each for each in client.list_parameters(place) if each.name == name), None)
     if info is None:
         return None
-    status = client.server_status(container=place, name_contains=f"{place}/{name}", max_accumulators=1000)
+    status = status_about(client, place, name)
     seen = next((each for each in status.parameters if each.name == name), None)
     # Records are those of calls by name, which private parameters have for their own client alone.
     since = max(info.step - _MOST_ROUNDS, 0)

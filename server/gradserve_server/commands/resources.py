@@ -28,6 +28,7 @@ from gradserve_server.commands.servers import (
     one_of,
     server_options,
     servers_at,
+    status_about,
     tell_problems,
     tls_of,
 )
@@ -244,7 +245,7 @@ def _find_accumulator(client: "gradserve.Client", name: str, container: str) -> 
     found = [each for each in client.list_accumulators(place) if each.name == name]
     if not found:
         return None
-    status = client.server_status(container=place, name_contains=f"{place}/{name}", max_accumulators=1000)
+    status = status_about(client, place, name)
     seen = [each for each in status.accumulators if each.name == name]
     return {"info": found[0], "status": seen[0] if seen else None, "uptime": status.uptime}
 

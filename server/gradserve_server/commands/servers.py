@@ -20,6 +20,7 @@ from gradserve_server.runtime.process import silence_grpc
 
 if TYPE_CHECKING:
     import gradserve
+    from gradserve_protocol.server_status import ServerStatus
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -123,6 +124,11 @@ def connected(address: str, timeout: float, **options: Any) -> Iterator["gradser
         raise SettingsError(error.message) from None
     except gradserve.GradserveError as error:
         raise click.ClickException(f"{address}: {error}") from None
+
+
+def status_about(client: "gradserve.Client", container: str, name: str) -> "ServerStatus":
+    """Returns the status of the accumulators and parameters of a container whose names contain a name."""
+    return client.server_status(container=container, name_contains=f"{container}/{name}", max_accumulators=1000)
 
 
 def on_server(words: Sequence[str], address: str, tls_options: Mapping[str, Any]) -> str:
@@ -313,21 +319,20 @@ def complete_names(context: click.Context, _parameter: click.Parameter, incomple
     Returns none if the server does not answer for any reason, because a message would garble the command line. Shells
     insert names verbatim, so names that are not one plain word are left out.
     """
-    return _completed(context.params.get("kind"), context, incomplete)
+    return _completed([context.params.get("kind")], context, incomplete)
 
 
 def complete_parameters(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Returns the parameters that begin with what has been typed."""
-    return _completed(PARAMETERS, context, incomplete)
+    return _completed([PARAMETERS], context, incomplete)
 
 
-def complete_rounds(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_rounds(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Returns the accumulators and parameters that begin with what has been typed."""
-    accumulators = _completed(ACCUMULATORS, context, incomplete)
-    return accumulators + complete_parameters(context, parameter, incomplete)
+    return _completed((ACCUMULATORS, PARAMETERS), context, incomplete)
 
 
-def _completed(kind: str | None, context: click.Context, incomplete: str) -> list[CompletionItem]:
+def _completed(kinds: Sequence[str | None], context: click.Context, incomplete: str) -> list[CompletionItem]:
     options = dict(context.params)
     container = options.pop("container", None) or ""
     given = options.pop("names", None) or ()
@@ -335,7 +340,7 @@ def _completed(kind: str | None, context: click.Context, incomplete: str) -> lis
     tls = {name: value for name, value in options.items() if name == "uses_tls" or name.startswith("tls_")}
     try:
         with connected(address, _COMPLETION_SECONDS, **tls) as client:
-            names = _names(client, kind, container)
+            names = [name for kind in kinds for name in _names(client, kind, container)]
     except Exception:  # even an invalid settings file
         return []
     return [

@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradserve_protocol.server_status import AccumulatorStatus, ParametersStatus
-from gradserve_server.commands.servers import ask_all, complete_rounds, server_options, tell_problems
+from gradserve_server.commands.servers import ask_all, complete_rounds, server_options, status_about, tell_problems
 from gradserve_server.commands.wording import duration, echo_json, json_option, table, tell
 from gradserve_server.observe import what_if as replaying
 from gradserve_server.observe.what_if import FEWEST_ROUNDS, Alternative, WhatIf
 
 if TYPE_CHECKING:
     import gradserve
-
-_WORTHWHILE = 1.1
-"""Rules with which this many times as many gradients count, or rounds are so much faster, are worth a line."""
 
 
 @click.command()
@@ -32,7 +29,7 @@ def what_if(name: str, address: str, timeout: float, container: str, as_json: bo
     place = container or "default"
 
     def ask(client: "gradserve.Client") -> AccumulatorStatus | ParametersStatus | None:
-        status = client.server_status(container=place, name_contains=f"{place}/{name}", max_accumulators=1000)
+        status = status_about(client, place, name)
         listed: list[AccumulatorStatus | ParametersStatus] = [*status.accumulators, *status.parameters]
         return next((each for each in listed if each.name == name), None)
 
@@ -65,8 +62,8 @@ def _replayed(described: AccumulatorStatus | ParametersStatus) -> WhatIf | None:
 
 
 def _best(found: WhatIf) -> str:
-    best = max(found.alternatives, key=lambda each: each.per_second, default=None)
-    if best is None or best.per_second < _WORTHWHILE * found.as_required.per_second:
+    best = found.better
+    if best is None:
         return ""
     return (
         f"with {_rule(best)} of {found.num_workers} gradients, a round would have taken {duration(best.seconds)} in "

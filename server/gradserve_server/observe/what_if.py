@@ -19,6 +19,8 @@ _MOST_ARRIVALS = 3_000
 _MOST_ROUNDS = 60
 _WARM_UP_ROUNDS = 3
 """Rounds after which workers are as much apart as they stay."""
+_WORTHWHILE = 1.1
+"""Rules under which this many times as many gradients count are better ones."""
 _SHORT_GRACE = 0.1
 """A grace, as a part of the time of a round."""
 
@@ -52,6 +54,7 @@ class WhatIf:
         seconds: The time from the end of a round to that of the next, as recorded.
         as_required: A replay with the number of gradients that was required: how good replays are.
         alternatives: Replays with other rules, most gradients first.
+        better: The alternative under which most gradients count, if a tenth more do; otherwise None.
     """
 
     num_rounds: int
@@ -59,6 +62,7 @@ class WhatIf:
     seconds: float
     as_required: Alternative
     alternatives: tuple[Alternative, ...]
+    better: Alternative | None
 
 
 def what_if(rounds: Sequence[RoundStatus], *, has_grace: bool = False) -> WhatIf | None:
@@ -77,16 +81,20 @@ def what_if(rounds: Sequence[RoundStatus], *, has_grace: bool = False) -> WhatIf
         return None
     required = min(ended[-1].num_required, len(times))
     seconds = (ended[-1].ended - ended[0].ended) / (len(ended) - 1)
-    rules = [(number, 0.0) for number in _numbers(required, len(times))]
+    numbers = _numbers(required, len(times))
+    rules = [(number, 0.0) for number in numbers]
     if has_grace:
-        grace = _SHORT_GRACE * seconds
-        rules += [(number, grace) for number in _numbers(required, len(times)) if number < len(times)]
+        rules += [(number, _SHORT_GRACE * seconds) for number in numbers if number < len(times)]
+    as_required = replay(times, required)
+    alternatives = tuple(replay(times, number, grace) for number, grace in sorted(rules, reverse=True))
+    best = max(alternatives, key=lambda each: each.per_second, default=as_required)
     return WhatIf(
         num_rounds=len(ended),
         num_workers=len(times),
         seconds=seconds,
-        as_required=replay(times, required),
-        alternatives=tuple(replay(times, number, grace) for number, grace in sorted(rules, reverse=True)),
+        as_required=as_required,
+        alternatives=alternatives,
+        better=best if best.per_second >= _WORTHWHILE * as_required.per_second and best is not as_required else None,
     )
 
 

@@ -323,8 +323,7 @@ def _check_vacant(path: Path, may_have: Sequence[str] = ()) -> None:
 
 
 def _check_space(folder: Path, num_bytes: int) -> None:
-    found = os.statvfs(folder)
-    free, needed = found.f_bavail * found.f_frsize, num_bytes + _SPARE_BYTES
+    free, needed = shutil.disk_usage(folder).free, num_bytes + _SPARE_BYTES
     if free < needed:
         raise StateError(
             f"{folder}: there is not enough space on the disk: expected {needed} bytes or more, got {free}"

@@ -49,7 +49,7 @@ class _StoppedError(Exception):
 
 
 class BackupSchedule:
-    """Takes backups of a state directory at the right times, and removes old ones. Used on one event loop.
+    """The schedule by which a server backs up its state directory and removes old backups. Used on one event loop.
 
     A server that was started again goes on with the interval: the newest backup counts, whichever run has taken it.
     """

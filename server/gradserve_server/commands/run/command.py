@@ -343,12 +343,12 @@ def _take_ranks(name: str, plan: RunPlan, variables: Mapping[str, str]) -> int:
     import numpy as np
 
     import gradserve
+    from gradserve.transport.settings import wanted_server
 
-    files = {name: variables.get(variable) for name, variable in TLS_FILE_VARIABLES.items()}
-    tls = gradserve.TLS(**files) if any(files.values()) or variables.get(TLS_VARIABLE) else None
-    address, token = variables[ADDRESS_VARIABLE], variables.get(TOKEN_VARIABLE)
+    address = variables[ADDRESS_VARIABLE]
     try:
-        with gradserve.connect(address, tls=tls, token=token, timeout=_JOIN_SECONDS) as client:
+        _, tls = wanted_server(None, None, variables)
+        with gradserve.connect(address, tls=tls, token=variables.get(TOKEN_VARIABLE), timeout=_JOIN_SECONDS) as client:
             ranks = client.parameters(
                 {"next": np.array(float(plan.first_rank))}, shared_name=f"ranks of run {name}", update="delta"
             )

@@ -1,6 +1,6 @@
 """ServerService: the server's version, devices, limits, load and status."""
 
-import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -229,12 +229,10 @@ class ServerServicer:
 
 def _disk_usage(path: Path) -> messages_pb2.DiskUsage | None:
     try:
-        found = os.statvfs(path)
+        found = shutil.disk_usage(path)
     except OSError:  # the directory is gone, which its next record will notice
         return None
-    return messages_pb2.DiskUsage(
-        free_bytes=found.f_bavail * found.f_frsize, total_bytes=found.f_blocks * found.f_frsize
-    )
+    return messages_pb2.DiskUsage(free_bytes=found.free, total_bytes=found.total)
 
 
 def decode_status_request(request: status_messages_pb2.GetServerStatusRequest, user: Identity) -> StatusRequest:

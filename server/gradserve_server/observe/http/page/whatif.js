@@ -8,7 +8,6 @@ import { PARAMETERS } from "./parameters.js";
 import { Table } from "./table.js";
 
 const PAUSE_SECONDS = 10;
-const WORTHWHILE = 1.1;
 
 /** Asks the server while its part of the page is open, every now and then. */
 export class WhatIf {
@@ -51,19 +50,18 @@ const percent = (part) => `${Math.round(100 * part)} %`;
 
 /** The rules of a document, most gradients first, with how much faster rounds are than with the number that is required. */
 export function rulesOf({ as_required: base, alternatives }) {
-  const described = (rule) => ({
-    required: number(rule.num_required), grace: number(rule.grace), seconds: number(rule.seconds), late: number(rule.late), perSecond: number(rule.per_second),
-    isBase: rule === base, faster: number(base.seconds) ? 1 - number(rule.seconds) / number(base.seconds) : 0,
-  });
-  return [base, ...alternatives].map(described).sort((one, other) => other.required - one.required || one.grace - other.grace);
+  return [base, ...alternatives].map((rule) => described(rule, base)).sort((one, other) => other.required - one.required || one.grace - other.grace);
 }
 
-/** The best rule in words. */
+const described = (rule, base) => ({
+  required: number(rule.num_required), grace: number(rule.grace), seconds: number(rule.seconds), late: number(rule.late), perSecond: number(rule.per_second),
+  isBase: rule === base, faster: number(base.seconds) ? 1 - number(rule.seconds) / number(base.seconds) : 0,
+});
+
+/** The better rule in words. */
 export function sentence(found) {
-  const rules = rulesOf(found);
-  const base = rules.find((rule) => rule.isBase);
-  const best = rules.reduce((one, other) => (other.perSecond > one.perSecond ? other : one), base);
-  if (best.perSecond < WORTHWHILE * base.perSecond) return `No other rule would have let a tenth more gradients count in the last ${plural(number(found.num_rounds), "round")}.`;
+  if (!found.better) return `No other rule would have let a tenth more gradients count in the last ${plural(number(found.num_rounds), "round")}.`;
+  const [base, best] = [found.as_required, found.better].map((rule) => described(rule, found.as_required));
   const grace = best.grace ? ` and a grace of ${seconds(best.grace)}` : "";
   return `With ${count(best.required)} of ${count(number(found.num_workers))} gradients${grace}, a round would have taken ${seconds(best.seconds)} in place of ${seconds(base.seconds)}, ${percent(best.late)} of the gradients would have come too late, and ${(best.perSecond / base.perSecond).toFixed(1)} times as many would have counted.`;
 }
