@@ -29,7 +29,7 @@ from tests.servers.runtime import NOT_WARMED_UP
 
 LEVELS = ("none", "round", "gradient")
 SIZE = 30_000
-NUM_BACKUPS = 6
+NUM_BACKUPS = 4
 
 
 def digest(*arrays: NDArray[np.generic]) -> str:
@@ -190,6 +190,7 @@ def check(backup: Path, directory: Path, seen: Seen) -> int:
         return info.step
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_is_killed_and_started_again_during_a_backup(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path, "--state-dir", str(tmp_path / "state")) as server,

@@ -61,6 +61,7 @@ def check(client: gradserve.Client, *, in_middle: bool = True) -> None:
         assert acc.num_accumulated() == (1 if name in NAMES[::3] and in_middle else 0)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("after", [1, 3, 5])
 def test_everything_moves_that_gets_another_home(folder: Path, after: int) -> None:
     before = {key: digest for each in contents(folder, 2) for key, digest in each.digests.items()}
@@ -236,6 +237,7 @@ def seen_of(client: gradserve.Client, name: str) -> tuple[Any, ...]:
     return info.step, info.digest, info.num_updates, info.kept_steps, info.weights, versions, found.rounds()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("after", [1, 3])
 def test_parameters_move_with_all_that_there_is_of_them(tmp_path: Path, after: int) -> None:
     """They go on as others do that have not moved, bit by bit."""

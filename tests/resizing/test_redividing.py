@@ -61,7 +61,7 @@ def expected(tmp_path: Path) -> list[str]:
     return digests
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("is_read", [False, True], ids=["others are behind their home", "all have the newest version"])
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1), (3, 4)])
 def test_they_go_on_as_on_one_server(
@@ -92,6 +92,7 @@ def test_they_go_on_as_on_one_server(
     assert all(not each.digests for each in contents(tmp_path, count)[after:])
 
 
+@pytest.mark.exhaustive
 def test_another_optimizer_goes_along(tmp_path: Path) -> None:
     with small_pieces():
         with cluster(tmp_path, 2) as client:

@@ -56,7 +56,7 @@ LONG: Mapping[str, int] = {
     "parameters/test_cut_connections.py": 30,
     "parameters/test_followers.py": 20,
     "parameters/test_machine.py": 6,
-    "process/test_backup.py": 40,
+    "process/test_backup.py": 30,
     "process/test_memory.py": 40,
     "process/test_shutdown.py": 20,
     "process/test_shutdown_under_load.py": 20,

@@ -153,6 +153,7 @@ def test_before_the_first_round(
         each.worker.close()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_with_a_newcomer_before_those_who_were_there(
     restartable: Restartable, name: str, threads: ThreadPoolExecutor, num_steps: int

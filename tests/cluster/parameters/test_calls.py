@@ -70,6 +70,7 @@ def same(found: Any, expected: Any) -> None:
         assert found.components[name].dtype == value.dtype
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_versions_have_the_bits_of_one_server(way: Any) -> None:
     with on(1) as client:
@@ -173,6 +174,7 @@ def test_they_survive_restarts(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_saved_state_is_that_of_one_server(tmp_path: Path, is_changed: bool) -> None:
     """While other servers are behind their home, and after it has got another optimizer, too."""

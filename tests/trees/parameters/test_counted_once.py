@@ -161,6 +161,7 @@ class Losing:
         return lossy
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("reduction", ["sum", "median"])
 def test_replies_are_lost_on_both_sides_of_the_aggregator(reduction: str, size: int) -> None:

@@ -91,6 +91,7 @@ SIZES = pytest.mark.parametrize("size", [1, 2])
 """The number of servers; parameters are sharded over several."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("spec", SPECS)
 def test_five_workers(spec: str, size: int) -> None:
