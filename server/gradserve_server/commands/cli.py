@@ -13,6 +13,7 @@ from gradserve_server.commands.credentials import certificates, token
 from gradserve_server.commands.doctor.command import doctor
 from gradserve_server.commands.exit_codes import listed
 from gradserve_server.commands.explain import explain
+from gradserve_server.commands.export.command import export
 from gradserve_server.commands.info import health, info
 from gradserve_server.commands.kernels import kernels
 from gradserve_server.commands.parameters import parameters
@@ -84,6 +85,7 @@ for command in (
     demo,
     doctor,
     explain,
+    export,
     health,
     info,
     kernels,

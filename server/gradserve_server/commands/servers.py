@@ -297,20 +297,24 @@ class Kind(click.ParamType[str]):
 
     name = "kind"
 
+    def __init__(self, kinds: Sequence[str] = KINDS) -> None:
+        self._kinds = kinds
+
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Returns the kind in the plural."""
-        found = [kind for kind in KINDS if value.casefold() in (kind, kind.removesuffix("s"))]
+        found = [kind for kind in self._kinds if value.casefold() in (kind, kind.removesuffix("s"))]
         if not found:
-            self.fail(f"expected accumulators, parameters, layers or tensors, got {value!r}", param, ctx)
+            listed = f"{', '.join(self._kinds[:-1])} or {self._kinds[-1]}"
+            self.fail(f"expected {listed}, got {value!r}", param, ctx)
         return found[0]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """Returns the kinds, for the help."""
-        return f"{{{'|'.join(KINDS)}}}" if param.required else f"[{'|'.join(KINDS)}]"
+        return f"{{{'|'.join(self._kinds)}}}" if param.required else f"[{'|'.join(self._kinds)}]"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Returns the kinds that begin with what has been typed."""
-        return [CompletionItem(kind) for kind in KINDS if kind.startswith(incomplete)]
+        return [CompletionItem(kind) for kind in self._kinds if kind.startswith(incomplete)]
 
 
 def complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

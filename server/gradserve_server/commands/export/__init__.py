@@ -1,0 +1,1 @@
+"""`gradserve export`: rounds for TensorBoard, Weights & Biases, and files of JSON Lines."""
