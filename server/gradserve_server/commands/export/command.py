@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +121,14 @@ class _Home:
         except click.ClickException as error:
             raise _AwayError(error.message) from None
         at = self._source.home(len(servers))
+        tls = tls_of(**self._tls)
         try:
-            with gradserve.connect(servers[at], timeout=self._timeout, tls=tls_of(**self._tls)) as client:
+            with gradserve.connect(servers[at], timeout=self._timeout, tls=tls) as client:
                 if len(servers) > 1 and (problem := misplaced(client.server_info().member, at, len(servers))):
                     raise _AwayError(f"server {at} at {servers[at]}: {problem}")
-                return self._source.look(client, since)
+                return self._source.look(
+                    client, partial(gradserve.connect, servers, timeout=self._timeout, tls=tls), since
+                )
         except gradserve.InvalidArgumentError as error:
             raise SettingsError(error.message) from None
         except (gradserve.UnavailableError, gradserve.DeadlineExceededError) as error:

@@ -3,10 +3,11 @@
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
@@ -16,7 +17,9 @@ from gradserve_server.commands.servers import ACCUMULATORS, one_of, status_about
 
 if TYPE_CHECKING:
     import gradserve
-    from gradserve.parameter_records import ParametersInfo, RoundRecord, RoundUpdate
+    from gradserve.parameter_records import RoundRecord, RoundUpdate
+
+    Connect: TypeAlias = Callable[[], AbstractContextManager[gradserve.Client]]
 
 _SAME_SECONDS = 60.0
 """Two rounds with one step that ended less than this apart, by the clocks of two machines, are one round."""
@@ -223,18 +226,19 @@ class Source:
 
         return home_of(self._container, self._name, num_servers)
 
-    def look(self, client: "gradserve.Client", since: int) -> Look | None:
+    def look(self, client: "gradserve.Client", connect: "Connect", since: int) -> Look | None:
         """Returns what the server keeps now; None if there is no such thing.
 
         Args:
             client: A client of its home.
+            connect: Connects to all servers, which is needed for sharded parameters.
             since: The last step of which nothing needs to be known.
 
         Raises:
             GradserveError: The server does not answer.
             click.ClickException: The parameters are private to a client.
         """
-        found = self._accumulator(client) if self._kind == ACCUMULATORS else self._parameters(client, since)
+        found = self._accumulator(client) if self._kind == ACCUMULATORS else self._parameters(client, connect, since)
         if found is None or self._with_workers:
             return found
         return replace(found, rounds=tuple(replace(each, gradients=()) for each in found.rounds))
@@ -253,7 +257,7 @@ class Source:
         found = (each.incarnation for each in client.list_accumulators(self._container) if each.name == self._name)
         return next(found, None)
 
-    def _parameters(self, client: "gradserve.Client", since: int) -> Look | None:
+    def _parameters(self, client: "gradserve.Client", connect: "Connect", since: int) -> Look | None:
         import gradserve
 
         info = next((each for each in client.list_parameters(self._container) if each.name == self._name), None)
@@ -267,21 +271,23 @@ class Source:
         if self._latest is not None and self._latest[0] == state:
             return self._latest[1]
         try:
-            look = self._records(client, info, since)
+            with connect() if info.num_shards else nullcontext(client) as whole:
+                look = self._records(client, opened(whole, info), info.incarnation, since)
         except gradserve.NotFoundError:
             return None
         self._latest = (state, look) if look is not None else None
         return look
 
-    def _records(self, client: "gradserve.Client", info: "ParametersInfo", since: int) -> Look | None:
-        found = opened(client, info)
+    def _records(
+        self, client: "gradserve.Client", found: "gradserve.Parameters", incarnation: str, since: int
+    ) -> Look | None:
         records = found.rounds(max(since - 1, 0))  # with the one before, for step_seconds
         evaluations = tuple(Evaluation(each.step, each.metrics) for each in found.evaluations())
         status = status_about(client, self._container, self._name)  # after the records: it has the times of all of them
         recent = next((each.rounds for each in status.parameters if each.name == self._name), ())
-        if found.info().incarnation != info.incarnation:
+        if found.info().incarnation != incarnation:
             return None
-        subject = Subject(one_of(self._kind), self._container, self._name, info.incarnation)
+        subject = Subject(one_of(self._kind), self._container, self._name, incarnation)
         return Look(subject, rounds_of_parameters(records, recent), evaluations)
 
 
