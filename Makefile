@@ -87,7 +87,7 @@ install-frameworks: $(FRAMEWORKS_INSTALLED)  ## Install PyTorch, JAX, Ray, Light
 $(FRAMEWORKS_INSTALLED): $(INSTALLED) deploy/constraints-frameworks.txt
 	@echo "Installing PyTorch, JAX, Ray and what builds on them into $(VENV): about 1.9 GB, with PyTorch for CUDA several GB"
 	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -c deploy/constraints-frameworks.txt torch jax optax 'ray[train]' \
-		accelerate keras lightning transformers
+		accelerate keras lightning tensorboardX transformers
 	@touch $@
 
 install-node: $(NODE_INSTALLED)  ## Install what the JavaScript example needs

@@ -29,6 +29,7 @@ LONG: Mapping[str, int] = {
     "cluster/parameters/test_kill_matrix.py": 40,
     "cluster/sharding/test_kill_matrix.py": 50,
     "cluster/sharding/test_scenarios.py": 30,
+    "commands/test_export.py": 10,
     "commands/test_run.py": 20,
     "demo/test_batch_norm.py": 20,
     "demo/test_training.py": 20,

@@ -105,7 +105,7 @@ class _Home:
     def look(self, since: int) -> Look | None:
         """Returns what the server keeps; None if it has no such thing.
 
-        Connects anew each time: servers may start again elsewhere, and the home changes with the size of a cluster.
+        Makes a connection for each look: servers may start again elsewhere, and the size of a cluster decides the home.
 
         Raises:
             _AwayError: The server does not answer, cannot be looked up, or is another one than the address says.
@@ -214,7 +214,7 @@ class _Writer:
 
     @property
     def summary(self) -> str:
-        """How much was written."""
+        """The numbers of rounds and evaluations that were written."""
         return f"{self._place}: {self._num_rounds} rounds, {self._num_evaluations} evaluations"
 
     def write_rounds(self, look: Look) -> None:

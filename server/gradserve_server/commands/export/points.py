@@ -6,7 +6,7 @@ from gradserve_protocol.printing import visible
 from gradserve_server.commands.export.rounds import Evaluation, Gradient, Round
 
 ROUND, EVALUATION = "round", "evaluation"
-"""What the tags of all rounds and of all evaluations begin with."""
+"""The first words of the tags of all rounds, and of those of all evaluations."""
 
 
 def points_of_round(described: Round) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Where `gradserve export` writes to: JSON Lines, TensorBoard and Weights & Biases.
+"""The targets of `gradserve export`: JSON Lines, TensorBoard and Weights & Biases.
 
 Each target knows what it has already, so an export that begins again goes on where the last one ended.
 """
