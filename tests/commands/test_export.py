@@ -101,18 +101,25 @@ def test_a_round_of_parameters_has_its_losses_norms_and_waits(
 
 
 def test_a_round_of_an_accumulator_has_its_arrivals(
-    command_line: CommandLine, client: gradserve.Client, tmp_path: Path, trained: str
+    command_line: CommandLine, client: gradserve.Client, tmp_path: Path
 ) -> None:
+    net = client.conditional_accumulator("float32", (), shared_name="exported/net")
+    for step, workers in enumerate((["fast", "slow"], ["fast"])):
+        for worker in workers:
+            net.apply_grad(np.float32(1), local_step=step, worker_id=worker)
+        net.take_grad(len(workers))
+    net.apply_grad(np.float32(1), local_step=1, worker_id="slow")
+    net.apply_grad(np.float32(1), local_step=2, worker_id="fast")
     file = tmp_path / "rounds.jsonl"
-    done = command_line.run("export", "accumulator", trained, "--jsonl", str(file))
+    done = command_line.run("export", "accumulator", "exported/net", "--jsonl", str(file))
     assert done.exit_code == 0, done.output
     first, second = lines_of(file)
     assert [each["worker_id"] for each in first["gradients"]] == ["fast", "slow"]
     assert first["gradients"][1]["waited"] == first["gradients"][1]["after"]
     assert (second["num_counted"], second["num_required"], second["missing"]) == (1, 1, ["slow"])
     assert second["late"] == [], "it came while the third round was open"
-    client.conditional_accumulator("float32", (3,), shared_name=trained).take_grad(1)
-    command_line.run("export", "accumulator", trained, "--jsonl", str(file))
+    net.take_grad(1)
+    command_line.run("export", "accumulator", "exported/net", "--jsonl", str(file))
     assert lines_of(file)[-1]["late"] == [{"worker_id": "slow", "reason": "stale"}]
 
 
