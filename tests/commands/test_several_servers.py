@@ -122,6 +122,21 @@ def test_an_accumulator_is_shown_and_deleted_at_its_home(broken: Cluster, server
         client.delete_accumulator(names[1])
 
 
+def test_sharded_parameters_are_shown_with_their_rounds(cluster: Cluster) -> None:
+    name = name_at(1, SIZE, "shown-")
+    with gradserve.connect(cluster.addresses) as client:
+        found = client.parameters({"w": np.zeros(9, np.float32)}, shared_name=name, sharded=True)
+        found.push({"w": np.ones(9, np.float32)}, 0, worker_id="w")
+        shown = cluster.line.run("show", "parameters", name)
+        assert (shown.exit_code, shown.stderr) == (0, "")
+        assert "sharded over 3 servers" in shown.stdout
+        assert shown.stdout.splitlines()[-1].split()[0] == "1", "the record of the round"
+        of_home = CommandLine(cluster.addresses[1]).run("show", "parameters", name)
+        assert of_home.exit_code == 0, "the home knows all but the records"
+        assert "no records of rounds: expected a client of all 3 servers" in of_home.stdout
+        client.delete_parameters(name)
+
+
 def test_tensors_and_layers_are_found_wherever_they_are(cluster: Cluster) -> None:
     with gradserve.connect(cluster.addresses[1]) as client:
         handle = client.put(np.zeros((2, 3), np.float32)).handle

@@ -68,8 +68,19 @@ def participation(status: "ParametersStatus") -> str:
     return f"{status.num_counted} of {status.num_live}" if status.num_live else ""
 
 
-def find(client: "gradserve.Client", name: str, container: str) -> dict[str, Any] | None:
-    """Returns what `described` takes: the parameters of a name, and their latest rounds; None if there are none."""
+def find(
+    client: "gradserve.Client", name: str, container: str, connect: "Callable[[], gradserve.Client]"
+) -> dict[str, Any] | None:
+    """Returns what `described` takes: the parameters of a name, and their latest rounds; None if there are none.
+
+    Args:
+        client: A client of their home.
+        name: Their name.
+        container: Their container; empty for the default one.
+        connect: Connects to all servers, which sharded parameters need for the records of their rounds.
+    """
+    import gradserve
+
     place = container or "default"
     info = next((each for each in client.list_parameters(place) if each.name == name), None)
     if info is None:
@@ -78,8 +89,23 @@ def find(client: "gradserve.Client", name: str, container: str) -> dict[str, Any
     seen = next((each for each in status.parameters if each.name == name), None)
     # Records are those of calls by name, which private parameters have for their own client alone.
     since = max(info.step - _MOST_ROUNDS, 0)
-    rounds = () if info.is_private else tuple(opened(client, info).rounds(since)[-_MOST_ROUNDS:])
-    return {"info": info, "status": seen, "rounds": rounds, "uptime": status.uptime}
+    rounds: Sequence[RoundRecord] = ()
+    problem = ""
+    if info.num_shards:
+        try:
+            with connect() as whole:
+                rounds = opened(whole, info).rounds(since)
+        except gradserve.GradserveError as error:
+            problem = str(error)
+    elif not info.is_private:
+        rounds = opened(client, info).rounds(since)
+    return {
+        "info": info,
+        "status": seen,
+        "rounds": tuple(rounds[-_MOST_ROUNDS:]),
+        "problem": problem,
+        "uptime": status.uptime,
+    }
 
 
 def opened(client: "gradserve.Client", info: "ParametersInfo") -> "gradserve.Parameters":
@@ -91,10 +117,20 @@ def described(
     info: "ParametersInfo",
     status: "ParametersStatus | None",
     rounds: "Sequence[RoundRecord]",
+    problem: str,
     uptime: float,
     some: Callable[[Iterable[str]], str],
 ) -> list[str]:
-    """Returns the lines of `gradserve show parameters`; `some` returns names with commas between them."""
+    """Returns the lines of `gradserve show parameters`.
+
+    Args:
+        info: The parameters.
+        status: What the server counts of them; None if they have just been made.
+        rounds: The records of their latest rounds.
+        problem: Why there are no records; empty if nothing is wrong.
+        uptime: The seconds since the server started.
+        some: Returns names with commas between them.
+    """
     components = "1 component" if len(info.components) == 1 else f"{len(info.components)} components"
     lines = [
         f"{info.container}/{info.name}: step {info.step}, {components}, {size(info.num_bytes)}, "
@@ -129,6 +165,8 @@ def described(
             lines.append(f"latest round: updates of {participation(status)} live workers")
         lines += better_rules(status)
     lines += metrics_lines(rounds[-1].metrics if rounds else {}, status.evaluations if status is not None else ())
+    if problem:
+        lines.append(f"no records of rounds: {problem}")
     if rounds:
         newest_first = [_round(each, some) for each in reversed(rounds)]
         lines += ["", *table(_ROUND_COLUMNS, newest_first, frozenset({0, 2, 4, 5, 6, 7}))]

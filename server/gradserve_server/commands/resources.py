@@ -207,6 +207,11 @@ def show(kind: str, name: str, address: str, timeout: float, container: str, as_
     """
 
     def ask(client: "gradserve.Client") -> dict[str, Any] | None:
+        if kind == PARAMETERS:
+            import gradserve
+
+            connect = partial(gradserve.connect, address, timeout=timeout, tls=tls_of(**tls))
+            return parameters_command.find(client, name, container, connect)
         return _FIND[kind](client, name, container)
 
     answers = _answers(address, timeout, kind, name, container, ask, **tls)
@@ -260,7 +265,6 @@ def _find_tensor(client: "gradserve.Client", name: str, _container: str) -> dict
 
 _FIND = {
     ACCUMULATORS: _find_accumulator,
-    PARAMETERS: parameters_command.find,
     LAYERS: _find_layer,
     TENSORS: _find_tensor,
 }
