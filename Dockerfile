@@ -20,6 +20,7 @@ COPY proto ./proto
 # What to install: server (CPU), cuda12 or cuda13 (GPU), demo (the demo's workers), tracing, dns; several with commas. Each
 # has a file in deploy/locked with the versions and the hashes of all that it takes: nothing else is installed.
 ARG EXTRAS=server
+# The tests of NumPy, Numba and others stay behind: 33 MB.
 # Both secrets are optional and leave no trace in the image: how pip reaches its index from here.
 RUN --mount=type=secret,id=pip-config --mount=type=secret,id=certificates \
     if [ -f /run/secrets/pip-config ]; then export PIP_CONFIG_FILE=/run/secrets/pip-config; fi \
@@ -30,7 +31,8 @@ RUN --mount=type=secret,id=pip-config --mount=type=secret,id=certificates \
     && for extra in $(echo "${EXTRAS}" | tr , ' '); do set -- "$@" --requirement "locked/${extra}.txt"; done \
     && /opt/pip/bin/pip --python /opt/gradserve/bin/python install --require-hashes --only-binary :all: "$@" \
     && /opt/pip/bin/pip --python /opt/gradserve/bin/python install --no-index --no-deps /wheels/gradserve-*.whl \
-    && /opt/pip/bin/pip --python /opt/gradserve/bin/python check
+    && /opt/pip/bin/pip --python /opt/gradserve/bin/python check \
+    && find /opt/gradserve/lib -type d -name tests -prune -exec rm -r {} +
 
 # Whose kernels the image has, for its servers to start with: sm_80 is an A100, sm_90 an H100, sm_100 a B200. Nothing: none.
 ARG CUDA_ARCHITECTURES=sm_90
