@@ -1,14 +1,19 @@
 """What Kubernetes is told: valid, up to date, and in harmony with the server's own settings and the image."""
 
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
+import gradserve
 from gradserve_server.config import RuntimeConfig
 from tests.kubernetes.manifests import FOLDER, KUBECTL, SOURCES, Manifest, manifests, one, render, rendered_file
 
+ROOT = Path(__file__).parents[2]
 OVERLAYS = sorted(set(SOURCES) - {"jobset"})
 OLDEST = "1.29"  # the first with ReadWriteOncePod for everybody
 VERSIONS = [OLDEST, "1.32", kubernetes_validate.latest_version()]
@@ -51,6 +56,29 @@ def test_rendered_files_are_up_to_date(name: str) -> None:
 
 def test_every_overlay_is_rendered() -> None:
     assert {path.stem for path in (FOLDER / "rendered").iterdir()} == SOURCES.keys()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl")
+def test_a_release_is_used_without_a_checkout(tmp_path: Path) -> None:
+    """By the overlay of the page, with the release's tag in a repository beside it."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (overlay,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "?ref=" in block]
+    repository, tag = tmp_path / "gradserve", f"v{gradserve.__version__}"
+    assert set(re.findall(r"\?ref=(\S+)", overlay)) == {tag}
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", ROOT.as_uri(), repository], check=True)
+    subprocess.run(["git", "tag", tag], cwd=repository, check=True)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "kustomization.yaml").write_text(
+        overlay.replace("https://git.example/training/gradserve", repository.as_uri())
+    )
+    objects = list(yaml.safe_load_all(render(own)))
+    server = one("StatefulSet", objects)
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    assert server["metadata"]["namespace"] == "training"
+    assert container["image"] == f"registry.example/gradserve:{gradserve.__version__}"
+    assert settings_among(objects)[1]["GRADSERVE_STATE_DIR"] == settings("durable")["GRADSERVE_STATE_DIR"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
