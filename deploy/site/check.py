@@ -1,8 +1,9 @@
-"""Checks the site that was built: links, pictures, and that it asks nothing of other servers.
+"""Checks the site that was built: links, pictures, its search, and that it asks nothing of other servers.
 
 python -m deploy.site.check build/site
 """
 
+import json
 import posixpath
 import re
 import sys
@@ -30,6 +31,9 @@ _LOADING_LINKS = {
     "manifest",
     "modulepreload",
 }
+_HEADING = re.compile("h[1-6]")
+_SEARCH_INDEX = "search/search_index.json"
+_NOT_SEARCHED = ("404.html", "files/")
 _CSS_LOAD = re.compile(r"(?:@import\s+(?:url\()?|url\()\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)")
 
 
@@ -39,12 +43,14 @@ class Page(HTMLParser):
 
     Attributes:
         ids: The anchors of the page.
+        headings: The anchors of its headings, the title included.
         links: Where its links lead.
         loads: What a browser loads with it.
         pictures_without_text: The pictures that have no alternative text.
     """
 
     ids: set[str] = field(default_factory=set)
+    headings: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     pictures_without_text: list[str] = field(default_factory=list)
@@ -56,6 +62,8 @@ class Page(HTMLParser):
         """Notes what a tag refers to."""
         values = {name: value or "" for name, value in attrs}
         self.ids.update(values[name] for name in ("id", "name") if name in values)
+        if _HEADING.fullmatch(tag) and "id" in values:
+            self.headings.append(values["id"])
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         self.loads += [values[name] for name in values if (tag, name) in _LOADED]
@@ -86,6 +94,22 @@ def problems_of(site: Path) -> Iterator[str]:
     for path in sorted(site.glob("**/*.css")):
         for target in _CSS_LOAD.findall(path.read_text()):
             yield f"{path.relative_to(site)}: loads {target} from another server"
+    yield from _not_found_by_search(site, pages)
+
+
+def _not_found_by_search(site: Path, pages: dict[str, Page]) -> Iterator[str]:
+    """Yields a sentence for each heading of a page that is not in the index of the search."""
+    if not (site / _SEARCH_INDEX).is_file():
+        yield f"there is no {_SEARCH_INDEX}, so nothing can be found"
+        return
+    places = {entry["location"] for entry in json.loads((site / _SEARCH_INDEX).read_text())["docs"]}
+    for name, page in pages.items():
+        if not name.startswith(_NOT_SEARCHED):
+            for heading in page.headings[1:]:  # the title is found by the page
+                if f"{name}#{heading}" not in places:
+                    yield f"{name}: the search does not find #{heading}"
+            if name not in places and not (name == "index.html" and "" in places):
+                yield f"{name}: the search does not find the page"
 
 
 def _read(path: Path) -> Page:

@@ -1,5 +1,6 @@
 """The check of the site finds what is wrong with it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,14 @@ def site(tmp_path: Path) -> Path:
     (tmp_path / "assets" / "site.css").write_text("body { background: url(logo.svg) }")
     (tmp_path / "assets" / "logo.svg").write_text("<svg/>")
     (tmp_path / "index.html").write_text(GOOD)
-    (tmp_path / "two.html").write_text('<p id="there"></p>')
+    (tmp_path / "two.html").write_text('<h1 id="two">Two</h1><h2 id="there">There</h2>')
+    write_index(tmp_path, "", "two.html", "two.html#there")
     return tmp_path
+
+
+def write_index(site: Path, *places: str) -> None:
+    (site / "search").mkdir(exist_ok=True)
+    (site / "search" / "search_index.json").write_text(json.dumps({"docs": [{"location": each} for each in places]}))
 
 
 def test_nothing_is_wrong(site: Path) -> None:
@@ -56,3 +63,22 @@ def test_a_style_that_loads_from_elsewhere_is_found(site: Path, css: str) -> Non
     (site / "assets" / "site.css").write_text(css)
     (found,) = problems_of(site)
     assert found.startswith("assets/site.css: loads ")
+
+
+@pytest.mark.parametrize(
+    ("places", "problem"),
+    [
+        (["", "two.html"], "two.html: the search does not find #there"),
+        (["", "two.html#there"], "two.html: the search does not find the page"),
+        (["two.html", "two.html#there"], "index.html: the search does not find the page"),
+    ],
+)
+def test_what_the_search_does_not_find_is_found(site: Path, places: list[str], problem: str) -> None:
+    write_index(site, *places)
+    assert list(problems_of(site)) == [problem]
+
+
+def test_a_site_without_a_search_is_found(site: Path) -> None:
+    (site / "search" / "search_index.json").unlink()
+    (found,) = problems_of(site)
+    assert "nothing can be found" in found
