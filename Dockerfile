@@ -1,5 +1,5 @@
 # The gradserve server in a small image: `docker build .` for the CPU,
-# `docker build --build-arg EXTRAS=cuda13 .` for an NVIDIA GPU. docs/deployment.md tells the rest.
+# `docker build --build-arg EXTRAS=cuda13 .` for an NVIDIA GPU. docs/howto/image.md tells the rest.
 
 # Any Debian or Ubuntu image with Python 3.11 or newer and its venv module. A tag may stand for another image tomorrow: a
 # release names a digest, PYTHON_IMAGE=python:3.13-slim@sha256:... (docs/releasing.md).

@@ -245,7 +245,7 @@ golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED) $
 bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
-walks: $(INSTALLED)  ## Count the files that calls pass through, and write the table into docs/architecture.md
+walks: $(INSTALLED)  ## Count the files that calls pass through, and write the table into docs/architecture_walks.md
 	$(BIN)/python -m deploy.walks --write
 
 tables: $(INSTALLED)  ## Write the tables of variables and exit codes into the documentation

@@ -3,8 +3,8 @@
     python -m deploy.tables            fails if a page has another table
     python -m deploy.tables --write    writes the tables into the pages
 
-They are the environment variables in docs/configuration.md, from the options of all commands and the variables of
-clients; the exit codes in docs/command_line.md; and the codes of errors in docs/troubleshooting.md.
+They are the environment variables in docs/environment_variables.md, from the options of all commands and the variables
+of clients; the exit codes in docs/command_output.md; and the codes of errors in docs/error_codes.md.
 """
 
 import re
@@ -76,9 +76,9 @@ def error_codes() -> str:
 
 
 TABLES: Mapping[str, tuple[Path, Callable[[], str]]] = {
-    "environment variables": (DOCS / "configuration.md", environment_variables),
-    "exit codes": (DOCS / "command_line.md", exit_codes),
-    "codes of errors": (DOCS / "troubleshooting.md", error_codes),
+    "environment variables": (DOCS / "environment_variables.md", environment_variables),
+    "exit codes": (DOCS / "command_output.md", exit_codes),
+    "codes of errors": (DOCS / "error_codes.md", error_codes),
 }
 """The tables by the name in their markers: the page, and what makes the table."""
 

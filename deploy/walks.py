@@ -1,6 +1,6 @@
 """Counts what a newcomer meets: the files that a call passes through, and the modules and lines of the product.
 
-    python -m deploy.walks            prints the table of docs/architecture.md
+    python -m deploy.walks            prints the tables of docs/architecture_walks.md
     python -m deploy.walks --write    writes it there
     python -m deploy.walks --files push_pull    lists the files of one flow, in the order in which it enters them
 
@@ -29,7 +29,7 @@ from gradserve_server.config.servers import ClusterConfig
 from gradserve_testing import LocalServer
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "architecture_walks.md"
 PACKAGES = {
     ROOT / "client" / "gradserve_protocol": "client",
     ROOT / "client" / "gradserve": "client",

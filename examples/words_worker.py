@@ -8,7 +8,7 @@ Needs only gradserve's client. From the top folder of a checkout, with a server 
 A round needs two gradients, so start it twice, or with a worker in another language. The model is a logistic regression
 that sorts out messages by the words in them; every worker has messages of its own. All apply the same averages in the
 same order to the same parameters. A worker that comes later, or was away, asks the others for theirs, in accumulators
-beside that of the gradients: see docs/other_languages.md.
+beside that of the gradients: see docs/other_languages_gradients.md.
 """
 
 import argparse

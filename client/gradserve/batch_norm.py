@@ -80,7 +80,7 @@ class IgnoredArgumentWarning(UserWarning):
 
 
 class BatchNormImplementation(Enum):
-    """The implementation in TensorFlow that a forward follows; docs/batch_norm_layer.md says which one when."""
+    """The implementation in TensorFlow that a forward follows; docs/batch_norm_arguments.md says which one when."""
 
     FUSED = "FUSED"
     """FusedBatchNorm. Variables are float32; the moving variance is updated with Bessel's correction."""

@@ -1,7 +1,7 @@
 """The placement of accumulators on the servers of a cluster: the home of each, and the plan of a sharded one.
 
 All clients, and the servers when a cluster is resized, must compute the same placement on every platform. So plans use
-integers only, and do not depend on the order of the components. docs/many_servers.md specifies both for clients in
+integers only, and do not depend on the order of the components. docs/placement.md specifies both for clients in
 other languages.
 """
 
@@ -21,7 +21,7 @@ def home_of(container: str, name: str, size: int) -> int:
     """Returns the index of an accumulator's home in a cluster of `size` servers.
 
     It is the server whose index hashes highest together with the name (rendezvous hashing): when a server joins, only
-    the names that it takes over move. docs/many_servers.md specifies the hash for other languages.
+    the names that it takes over move. docs/placement.md specifies the hash for other languages.
 
     Args:
         container: The namespace; empty means "default".

@@ -4,7 +4,7 @@ Errors of the client end with their code: `no accumulator 'default/x' [GS_NO_SUC
 code, and errors that need a different remedy than others of their class have one of their own, which the server sends
 beside the message. Codes are stable: they are never renamed, and never get another meaning.
 
-`gradserve explain` prints entries, and docs/troubleshooting.md has them as a table, which `make tables` writes.
+`gradserve explain` prints entries, and docs/error_codes.md has them as a table, which `make tables` writes.
 """
 
 import re
@@ -87,7 +87,7 @@ ENTRIES = (
         "a file with certificates or a key cannot be read, is damaged, or does not fit the others",
         "correct `tls=gradserve.TLS(...)`, or the `GRADSERVE_TLS...` variable; the message names the file",
         (_DOCTOR,),
-        "security.md",
+        "certificates.md",
     ),
     Entry(
         "GS_NOT_FOUND",
@@ -185,7 +185,7 @@ ENTRIES = (
         "this worker has other settings, another model or other data than the workers of its training run",
         "start all workers of a run with the same script and settings, or give the run another name",
         (_SHOW,),
-        "elastic.md",
+        "howto/find_a_bad_worker.md",
     ),
     Entry(
         "GS_RUN_EXISTS",
@@ -217,7 +217,7 @@ ENTRIES = (
         "the server was started again since the client opened the accumulator or the parameters",
         "clients open it again by themselves; if the error stays, make the object again",
         (_INFO,),
-        "durability.md",
+        "concepts/restarts.md",
         "the server was started again since",
     ),
     Entry(
@@ -237,7 +237,7 @@ ENTRIES = (
         "the clock of the home of a sharded accumulator was set back, and it has no state directory",
         "delete the accumulator and create it again",
         ("gradserve rm KIND NAME --address ADDRESS",),
-        "many_servers.md#sharded-accumulators",
+        "concepts/sharding.md#sharded-accumulators",
         "that was deleted, as this server knows a later one",
     ),
     Entry(
@@ -246,7 +246,7 @@ ENTRIES = (
         "the call was repeated so late that the server no longer remembers its request id, or keeps its average",
         "do not repeat it: go on at the accumulator's step; servers remember `--id-window` calls of each client",
         (_SHOW,),
-        "configuration.md",
+        "repeated_calls.md",
         "latest that are remembered",
     ),
     Entry(
@@ -255,7 +255,7 @@ ENTRIES = (
         "a server of the cluster was started again and has lost its part of gradients that their home has counted",
         "go on with the next round, with the step that the message names; with `--state-dir` servers keep their part",
         (_INFO,),
-        "many_servers.md#sharded-accumulators",
+        "concepts/sharding.md#sharded-accumulators",
     ),
     Entry(
         "GS_WEIGHTS_DIFFER",
@@ -263,7 +263,7 @@ ENTRIES = (
         "the weights of this worker are not those of most workers of its run",
         "start it again, so that it takes over the state of the others; look for what else changes its weights",
         (_SHOW,),
-        "elastic.md",
+        "howto/find_a_bad_worker.md",
         "has other parameters than most",
     ),
     Entry(
@@ -287,7 +287,7 @@ ENTRIES = (
         "AbortedError",
         "a backward pass was interrupted, so some gradients of the model were averaged and others were not",
         "give the model the weights of another worker, and make another hook",
-        page="pytorch.md",
+        page="howto/ddp.md",
     ),
     Entry(
         "GS_LOST",
@@ -295,14 +295,14 @@ ENTRIES = (
         "the server was started again, and gradients that a client had applied are gone",
         "the message names them; begin the round again. With `--state-dir` rounds survive a restart",
         (_SHOW,),
-        "durability.md",
+        "concepts/restarts.md",
     ),
     Entry(
         "GS_NOT_DURABLE",
         "NotDurableError",
         "the client was closed before all gradients that it had sent were in rounds that a crash cannot undo",
         "wait for the round before closing the client, or accept that they may be lost",
-        page="durability.md",
+        page="concepts/restarts.md",
     ),
     Entry(
         "GS_OUT_OF_RANGE",
@@ -414,7 +414,7 @@ ENTRIES = (
         "this identity or container uses as much as it may, or the rest is reserved for others",
         "delete what is not needed, or raise the quota in the access file",
         (_INFO,),
-        "security.md",
+        "fair_shares.md",
     ),
     Entry(
         "GS_RATE",
@@ -422,7 +422,7 @@ ENTRIES = (
         "this identity makes more calls in a second than the access file allows",
         "clients wait and try again within the call's time limit; raise the rate in the access file",
         (_INFO,),
-        "security.md",
+        "fair_shares.md",
     ),
     Entry(
         "GS_NO_MEMORY",
@@ -439,7 +439,7 @@ ENTRIES = (
         "what is in use does not fit into the memory of the server's device",
         "raise `--max-device-bytes`, or delete tensors and accumulators that are on the device",
         (_INFO,),
-        "configuration.md",
+        "device_memory.md",
         "the memory of the device does not suffice",
     ),
     Entry(
@@ -448,7 +448,7 @@ ENTRIES = (
         "there is no space in the server's state directory",
         "free space on its disk; the server goes on as soon as there is some",
         (_INFO,),
-        "durability.md",
+        "durability.md#when-the-disk-fails",
         "there is no space in the state directory",
     ),
     Entry(
@@ -465,7 +465,7 @@ ENTRIES = (
         "the cluster is about to change its number of servers, and holds new rounds until then",
         "clients send the gradient again by themselves; wait until the change is over",
         ("gradserve cluster status",),
-        "howto/ray.md#change-the-number-of-servers",
+        "howto/resize_on_ray.md",
     ),
     Entry(
         "GS_UNAVAILABLE",
@@ -532,7 +532,7 @@ ENTRIES = (
         "the transport that was asked for is not possible here",
         "the message says why; leave out `transport=` and `GRADSERVE_TRANSPORT`, and the fastest possible one is used",
         (_INFO,),
-        "sockets.md",
+        "howto/transport.md",
         "transport='...' is not possible",
     ),
     Entry(
@@ -549,7 +549,7 @@ ENTRIES = (
         "the server cannot write its state directory, and stops rather than forget what it has confirmed",
         "its log has the reason: repair the disk, then start it again",
         ("gradserve state check DIRECTORY",),
-        "durability.md",
+        "state_directory.md",
         "the server stops",
     ),
     Entry(
@@ -575,7 +575,7 @@ ENTRIES = (
         "the server's access file does not have this token, certificate or user",
         "take the token that the administrator has issued for this server, or have it entered in the access file",
         (_DOCTOR,),
-        "security.md#tokens-and-roles",
+        "access.md#credentials",
         "the server does not know this token",
     ),
     Entry(
@@ -584,7 +584,7 @@ ENTRIES = (
         "these credentials do not allow the call",
         "use other credentials, or change the access file",
         (_DOCTOR,),
-        "security.md#tokens-and-roles",
+        "access.md",
     ),
     Entry(
         "GS_ROLE",
@@ -592,7 +592,7 @@ ENTRIES = (
         "the identity's role is too low in this container",
         "the message names the role that is needed: enter it in the access file, or use another container",
         (_DOCTOR,),
-        "security.md#tokens-and-roles",
+        "access.md",
         "needs the role",
     ),
     Entry(

@@ -12,6 +12,8 @@ from deploy.site.places import ROOT, has_reference, is_page, is_shown, place_of,
 _LANGUAGES = {".cc": "cpp", ".js": "javascript", ".py": "python", ".sh": "bash", ".yml": "yaml"}
 _LANDING = "---\ntemplate: home.html\nhide:\n  - navigation\n  - toc\n---\n\n"
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+_HEADS = {"docs/index.md": _LANDING, "docs/glossary.md": "---\nsearch:\n  boost: 100\n---\n\n"}
+"""The heads of single pages, by path; with its own, the search finds the words of the glossary first."""
 
 
 def write_pages(folder: Path, also: Iterable[str] = ()) -> None:
@@ -43,7 +45,7 @@ def _write_file(folder: Path, path: str, files: frozenset[str]) -> Iterable[str]
         return below
     if path.endswith(".md"):
         text, targets = relinked(without_comments((ROOT / path).read_text()), path)
-        head = _LANDING if path == "docs/index.md" else "" if is_page(path) else _NOT_SEARCHED
+        head = _HEADS.get(path, "" if is_page(path) else _NOT_SEARCHED)
         _write(place, head + text)
         return targets
     if is_shown(path):

@@ -1,4 +1,4 @@
-"""What a worker sees in regions that it has mapped, while others send gradients; docs/sockets.md says the same."""
+"""What a worker sees in regions that it has mapped, while others send gradients; see docs/sockets_regions.md."""
 
 import mmap
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The overlay with several servers grows from three to four, in the way of docs/kubernetes.md."""
+"""The overlay with several servers grows from three to four, in the way of docs/kubernetes_cluster.md."""
 
 import shutil
 from collections.abc import Sequence

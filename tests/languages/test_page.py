@@ -1,4 +1,4 @@
-"""The page for other languages quotes the examples, and names calls and methods that exist."""
+"""The pages for other languages quote the examples, and name calls and methods that exist."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,8 @@ from gradserve_protocol.v1 import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "other_languages.md").read_text()
+DOCS = ROOT / "docs"
+TEXT = "\n".join(page.read_text() for page in (*sorted(DOCS.glob("other_languages*.md")), DOCS / "python_rpcs.md"))
 FOLDERS = {"js": ("javascript", "*.js"), "cpp": ("cpp", "*.*")}
 SERVICES = {
     service.name: set(service.methods_by_name)
@@ -28,8 +29,8 @@ SERVICES = {
 }
 
 
-def test_its_excerpts_are_in_the_examples() -> None:
-    excerpts = re.findall(r"```(js|cpp)\n(.*?)```", PAGE, re.DOTALL)
+def test_their_excerpts_are_in_the_examples() -> None:
+    excerpts = re.findall(r"```(js|cpp)\n(.*?)```", TEXT, re.DOTALL)
     assert len(excerpts) >= 5
     for language, excerpt in excerpts:
         folder, pattern = FOLDERS[language]
@@ -37,14 +38,14 @@ def test_its_excerpts_are_in_the_examples() -> None:
         assert any(excerpt in source for source in sources), excerpt
 
 
-def test_its_calls_are_those_of_the_protos() -> None:
-    named = set(re.findall(r"`(\w+Service)\.(\w+)`", PAGE))
+def test_their_calls_are_those_of_the_protos() -> None:
+    named = set(re.findall(r"`(\w+Service)\.(\w+)`", TEXT))
     assert all(method in SERVICES[service] for service, method in named)
     assert named == {(service, method) for service, methods in SERVICES.items() for method in methods}
 
 
-def test_its_python_methods_exist() -> None:
-    rows = re.findall(r"^\| (`(?:client|acc)\..*?) \| ", PAGE, re.MULTILINE)
+def test_their_python_methods_exist() -> None:
+    rows = re.findall(r"^\| (`(?:client|acc)\..*?) \| ", TEXT, re.MULTILINE)
     assert len(rows) >= 15
     accumulators = (
         gradserve.ConditionalAccumulator,

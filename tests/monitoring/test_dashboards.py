@@ -139,7 +139,7 @@ def test_the_dashboard_is_the_one_that_its_program_makes() -> None:
 
 def test_every_alert_is_explained_and_tested() -> None:
     alerts = re.findall(r"- alert: (\w+)", RULES.read_text())
-    page = Path("docs/monitoring.md").read_text()
+    page = Path("docs/alerts.md").read_text()
     tests = (RULES.parent / "alerts_test.yml").read_text()
     for alert in alerts:
         assert f"| `{alert}` |" in page

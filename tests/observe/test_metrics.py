@@ -238,7 +238,7 @@ def test_the_number_of_series_is_bounded(local: LocalServer) -> None:
 
 
 def test_every_metric_is_documented(local: LocalServer, tmp_path: Path) -> None:
-    page = Path("docs/monitoring.md").read_text()
+    page = Path("docs/metrics.md").read_text()
     documented = set(re.findall(r"^\| `(gradserve_\w+|grpc_\w+)`", page, re.MULTILINE))
     backed_up = StateConfig(state_dir=str(tmp_path / "state"), backup_dir=str(tmp_path / "backups"))
     with aggregator(local.address, 2, state=backed_up) as near:  # which has some that others have not

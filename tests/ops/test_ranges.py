@@ -1,7 +1,7 @@
 """Normalisation is right over the whole ranges of numbers that its documentation gives, on every device.
 
-docs/fused_batch_norm.md and docs/layer_norm.md have the ranges, under "Range". What is expected is computed in float64,
-by the equations there.
+docs/fused_batch_norm_accuracy.md and docs/layer_norm.md have the ranges, under "Range". What is expected is computed in
+float64, by the equations of the ops.
 """
 
 from collections.abc import Callable

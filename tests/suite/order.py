@@ -88,6 +88,7 @@ LONG: Mapping[str, int] = {
     "trees/sharding/test_restarts.py": 10,
     "trees/test_local.py": 11,
     "trees/test_restarts.py": 20,
+    "tutorial/test_bad_worker.py": 10,
     "tutorial/test_tutorial.py": 10,
 }
 """Files, relative to tests/, with the seconds that they take, roughly; those in both suites, in the longer one."""

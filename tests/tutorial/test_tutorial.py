@@ -1,4 +1,4 @@
-"""The tutorial, typed as it is printed, on two hosts. Only its installation is that of the tests."""
+"""Both parts of the tutorial, typed as they are printed, on two hosts. Only the installation is that of the tests."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from deploy.site.hidden import without_comments
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.tutorial.hosts import Host, can_make_hosts, two_hosts
 
-PAGE = Path("docs/tutorial.md")
+TEXT = "\n".join(Path("docs", page).read_text() for page in ("tutorial.md", "tutorial_two_hosts.md"))
 LOITERING = 'while name == "ben" and version.step >= 50 and not __import__("os").path.exists("go"): time.sleep(0.01)'
 """Ben does not come to the end of his training before he is interrupted, however long that takes."""
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -23,7 +23,7 @@ class Printed:
     """The blocks of the tutorial, each of which is used once, in their order."""
 
     def __init__(self) -> None:
-        self._blocks = _BLOCK.findall(without_comments(PAGE.read_text()))
+        self._blocks = _BLOCK.findall(without_comments(TEXT))
         self._next = 0
 
     def program(self) -> str:
@@ -84,7 +84,7 @@ def test_the_tutorial_does_what_it_says(hosts: tuple[Host, Host]) -> None:
     anna.wait()
     ben.wait()
     lines = "\n".join(each.output.splitlines()[-1] for each in (anna, ben))
-    assert lines in PAGE.read_text(), lines
+    assert lines in TEXT, lines
 
     assert first.run(printed.commands()) == "deleted line\n"
     worker.write_text(program.replace("time.sleep(0.05)", LOITERING))

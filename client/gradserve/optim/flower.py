@@ -1,7 +1,7 @@
 """The server strategies of Flower as optimizers, with its argument names, its defaults and its equations.
 
 They take deltas, as Flower does: local parameters minus those of the server. Equations are those of flwr 1.42, which
-differ from those of the papers and of PyTorch; docs/parameters.md has them.
+differ from those of the papers and of PyTorch; docs/parameters_optimizers.md has them.
 """
 
 from dataclasses import dataclass

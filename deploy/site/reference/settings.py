@@ -32,12 +32,12 @@ def write_settings(folder: Path) -> None:
     Raises:
         UndescribedSettingError: A setting does not say enough.
     """
-    notes = _notes((ROOT / "docs" / "configuration.md").read_text())
+    notes = _notes((ROOT / "docs" / "settings_notes.md").read_text())
     names = {name for _title, fields in concerns() for name in fields}
     unknown = notes.keys() - names
     if unknown:
         raise UndescribedSettingError(
-            f"docs/configuration.md has notes on unknown settings: {', '.join(sorted(unknown))}"
+            f"docs/settings_notes.md has notes on unknown settings: {', '.join(sorted(unknown))}"
         )
     lines = [_INTRODUCTION]
     for title, fields in concerns():
@@ -59,7 +59,7 @@ def concerns() -> Iterator[tuple[str, Mapping[str, FieldInfo]]]:
 
 
 def _notes(page: str) -> dict[str, str]:
-    """Returns what the page on configuration says about settings beyond their descriptions."""
+    """Returns what the page with notes says about settings beyond their descriptions."""
     _before, _, table = page.partition("| setting | more about it |")
     return dict(_NOTE.findall(table.partition("\n\n")[0]))
 
@@ -102,4 +102,4 @@ def _expected(name: str, field: FieldInfo) -> str:
 
 def _from_here(text: str) -> str:
     """Returns Markdown of docs/ with its links as seen from the folder of the references."""
-    return re.sub(r"\]\((?!\w+:|#)", "](../", text).replace("](#", "](../configuration.md#")
+    return re.sub(r"\]\((?!\w+:|#)", "](../", text).replace("](#", "](../settings_notes.md#")

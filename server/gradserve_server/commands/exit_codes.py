@@ -5,7 +5,7 @@ from typing import Self
 
 
 class ExitCode(IntEnum):
-    """An exit code; `gradserve --help` and docs/command_line.md list them.
+    """An exit code; `gradserve --help` and docs/command_output.md list them.
 
     Attributes:
         meaning: What it says.

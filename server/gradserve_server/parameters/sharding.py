@@ -3,7 +3,7 @@
 The home is like other parameters, but for its updates: they are staged on all servers before the home counts them, and
 with each version it says which updates made it, and how (`DecidedRound`). Every other server has a follower. It replays
 these rounds in order, each once, so the same optimizer takes the same steps there, on other rows. The servers do not
-talk to each other: clients carry rounds to followers. docs/many_servers.md has the protocol.
+talk to each other: clients carry rounds to followers. docs/concepts/sharding.md has the protocol.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Inputs that are hard to add up, and the bounds of docs/fused_batch_norm.md for the sums of FusedBatchNorm.
+"""Inputs that are hard to add up, and the bounds of docs/fused_batch_norm_accuracy.md for the sums of FusedBatchNorm.
 
 Nothing here is pytest's: processes that compute for another processor check the same.
 """

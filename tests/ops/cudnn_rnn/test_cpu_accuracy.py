@@ -1,4 +1,4 @@
-"""How exact the gradients of parameters of CudnnRNN are on the host, as docs/cudnn_rnn.md says."""
+"""How exact the gradients of parameters of CudnnRNN are on the host, as docs/rnn_accuracy.md says."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace

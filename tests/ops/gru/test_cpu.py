@@ -129,7 +129,7 @@ def test_gradient_like_the_reference(gru: CpuGRU, sizes: Sizes, dtype: Any) -> N
 @pytest.mark.parametrize("kind", ["random", "always the same"])
 @pytest.mark.parametrize("batch", [300, 30_000])
 def test_sums_over_a_large_batch(gru: CpuGRU, parallel: ForkJoin, batch: int, kind: str, *, is_prepared: bool) -> None:
-    """As exact as docs/gru_block_cell.md says; of what is always the same, every addition is rounded to one side."""
+    """As exact as docs/rnn_accuracy.md says; of what is always the same, every addition is rounded to one side."""
     sizes = Sizes(batch, 9, 7)
     inputs = make_inputs(sizes, np.float32)
     if kind == "always the same":

@@ -42,8 +42,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 arrays of any library, numbers, handles, or IndexedSlices for sparse components. A leaf that is missing
                 or None is an error, or zeros with missing="zeros" of `Client.gradient_accumulator`.
             local_step: The accumulator's step when the gradient was computed.
-            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
-                other sums than float32).
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulator_arithmetic.md has the
+                limits of other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
             parameters_digest: A digest of the sender's parameters at `local_step`, at most 32 bytes. The server
@@ -150,8 +150,8 @@ class GradientAccumulatorCalls(AccumulatorCalls):
                 backups.
             local_step: The accumulator's step when the gradient was computed. Begin with `info().global_step`, go on
                 with the `step` of the last result.
-            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
-                other sums than float32).
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulator_arithmetic.md has the
+                limits of other sums than float32).
             worker_id: The sender's id. None: an id for this client and thread, or no id if sums are deterministic. So
                 each thread with a share of the work is a worker; coroutines that share a client need worker ids of
                 their own.

@@ -137,8 +137,8 @@ class ConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             grad: The gradient, of the accumulator's shape: an array of any library, numbers, or the handle of a tensor
                 on the server, which stays there. Its values are converted to the accumulator's dtype.
             local_step: The accumulator's step when the gradient was computed.
-            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
-                other sums than float32).
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulator_arithmetic.md has the
+                limits of other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
@@ -256,8 +256,8 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
             grad_values: The rows, shape [n, ...]; converted to the accumulator's dtype.
             grad_shape: The shape of the whole tensor, checked against the accumulator's. None: not checked.
             local_step: The accumulator's step when the gradient was computed.
-            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
-                other sums than float32).
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulator_arithmetic.md has the
+                limits of other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts
@@ -295,8 +295,8 @@ class SparseConditionalAccumulatorCalls(OneTensorAccumulatorCalls):
         Args:
             grad: The rows: gradserve's IndexedSlices, or another library's, such as tf.IndexedSlices.
             local_step: The accumulator's step when the gradient was computed.
-            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulators.md has the limits of
-                other sums than float32).
+            weight: The weight of the gradient in a mean, from 2^-64 to 2^64 (docs/accumulator_arithmetic.md has the
+                limits of other sums than float32).
             worker_id: The sender's id, for diagnoses, deterministic sums and one_per_worker. None: an id for this
                 client and thread, or no id if sums are deterministic.
             request_id: The `request_id` of a failed attempt's error, to send the same gradient again; it still counts

@@ -6,5 +6,5 @@ says with each answer which parts are no longer needed. Every server with a piec
 gradient's part in a sum, and averages those that the home's answer names, once for all who ask. A shard decides nothing
 and knows no other server. It belongs to one incarnation of the accumulator. Parts are written before they are
 acknowledged; averages are not, since they can be computed again. `running_sum` adds gradients in shared memory up
-before the decision, if their clients can stage them again. docs/many_servers.md has the protocol.
+before the decision, if their clients can stage them again. docs/concepts/sharding.md has the protocol.
 """

@@ -7,11 +7,11 @@ T and U are the dtypes in `spec`; `intrinsics` says how kernels take elements of
 * planes [outer, channels, inner]. Loops run along a plane.
 
 Sums are in U within a block, and in float64 over blocks. A block is cut into the same partial sums on every processor,
-and none of these is rounded more than 40 times; docs/fused_batch_norm.md has the resulting bounds of errors. Moments
-are first computed from differences from an estimate of the mean. If the estimate is further than a standard deviation
-from the mean, the sum of squares is too inexact, and they are computed again from the mean that was found. Moments of
-blocks are combined as by Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-variances", 1979.
+and none of these is rounded more than 40 times; docs/fused_batch_norm_accuracy.md has the resulting bounds of errors.
+Moments are first computed from differences from an estimate of the mean. If the estimate is further than a standard
+deviation from the mean, the sum of squares is too inexact, and they are computed again from the mean that was found.
+Moments of blocks are combined as by Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+sample variances", 1979.
 """
 
 import math
