@@ -62,7 +62,7 @@ def test_every_overlay_is_rendered() -> None:
 @pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl")
 def test_a_release_is_used_without_a_checkout(tmp_path: Path) -> None:
     """By the overlay of the page, with the release's tag in a repository beside it."""
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    page = (ROOT / "docs" / "kubernetes_overlay.md").read_text()
     (overlay,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "?ref=" in block]
     repository, tag = tmp_path / "gradserve", f"v{gradserve.__version__}"
     assert set(re.findall(r"\?ref=(\S+)", overlay)) == {tag}
