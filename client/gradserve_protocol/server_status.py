@@ -76,6 +76,10 @@ class AccumulatorStatus:
         missing: The workers of the previous round without one, at most 500.
         different: The workers whose parameters are not those of most, at most 500: each with the latest step at which
             they were, -1 for no step that is remembered.
+        num_compared: The workers whose parameters the latest comparison has compared; 0 before the first. All of them
+            but `different` have the same.
+        compared_step: The step of the parameters that it has compared; 0 before the first.
+        different_since: For each worker in `different`, the step of the first comparison since which it always was.
         rounds: The last rounds, oldest first, and the current one if it has gradients.
     """
 
@@ -96,6 +100,9 @@ class AccumulatorStatus:
     workers: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     different: Mapping[str, int] = field(default_factory=dict)
+    num_compared: int = 0
+    compared_step: int = 0
+    different_since: Mapping[str, int] = field(default_factory=dict)
     rounds: tuple[RoundStatus, ...] = ()
 
 

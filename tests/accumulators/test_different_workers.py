@@ -10,8 +10,12 @@ import pytest
 
 import gradserve
 from gradserve_server.accumulators.gradient import Contribution, DifferentWorker, Summand
+from gradserve_server.accumulators.identity import CallMemory
+from gradserve_server.accumulators.ledger import Ledger
+from gradserve_server.accumulators.records import fill_ledger, ledger_record
 from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.config import ServerConfig, StateConfig
+from gradserve_server.resources.budget import Budget
 from gradserve_testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import running_tree_on
@@ -33,6 +37,11 @@ def ended(rounds: Rounds, contributions: list[Contribution]) -> tuple[DifferentW
     found = rounds.comparison.compared(rounds.members.digests)
     rounds.close()
     return found
+
+
+def new_ledger() -> Ledger:
+    bookkeeping = Budget(1 << 20, "bytes").reserve()
+    return Ledger(CallMemory(window=1, max_clients=1, silence=1.0, clock=lambda: 0.0, bookkeeping=bookkeeping))
 
 
 @pytest.mark.parametrize(
@@ -67,6 +76,46 @@ def test_the_step_at_which_they_were_equal() -> None:
     assert ended(rounds, sent(5, w0=A, w1=A, w3=C)) == (DifferentWorker("w3", None),)
     assert ended(rounds, sent(6, w0=A, w1=A, w3=A)) == ()
     assert not rounds.comparison.different
+
+
+def test_what_the_latest_comparison_was_and_since_when_workers_differ() -> None:
+    rounds, seen = Rounds(), []
+    for contributions in (
+        sent(0),
+        sent(1, w0=A, w1=A, w2=A),
+        sent(2, w0=A, w1=B, w2=A),
+        sent(3, w0=A),  # not compared
+        sent(4, w0=A, w1=B, w2=C, w3=A),
+        sent(5, w0=A, w1=B, w2=A),
+        sent(6, w0=A, w1=A),
+        sent(7, w0=A, w1=B, w2=A),
+    ):
+        ended(rounds, contributions)
+        comparison = rounds.comparison
+        seen.append((comparison.step, comparison.num_workers, dict(comparison.different_since)))
+    assert seen == [
+        (None, 0, {}),
+        (1, 3, {}),
+        (2, 3, {"w1": 2}),
+        (2, 3, {"w1": 2}),
+        (4, 4, {"w1": 2, "w2": 4}),
+        (5, 3, {"w1": 2}),
+        (6, 2, {}),
+        (7, 3, {"w1": 7}),
+    ]
+
+
+def test_what_earlier_servers_kept_says_which_comparison_was_the_latest() -> None:
+    ledger = new_ledger()
+    for step, digests in enumerate(({"w0": A, "w1": A}, {"w0": A, "w1": B, "w2": C})):
+        ended(ledger.rounds, sent(step, **digests))
+    record = ledger_record(ledger)
+    del record["different_since"]
+    restored = new_ledger()
+    fill_ledger(restored, record)
+    comparison = restored.rounds.comparison
+    assert (comparison.step, comparison.num_workers) == (1, 3)
+    assert comparison.different_since == {"w1": 1, "w2": 1}  # if not for longer
 
 
 def test_of_two_the_same_one_is_named_in_every_round() -> None:
@@ -116,6 +165,7 @@ def test_all_workers_and_the_operator_are_told(
     assert gradients.info().different_workers == expected
     (status,) = [each for each in client.server_status().accumulators if each.name == name]
     assert status.different == {"w1": 0}
+    assert (status.num_compared, status.compared_step, status.different_since) == (3, 2, {"w1": 1})
     (warning,) = caplog.records
     assert "other parameters than most: 'w1' (equal at step 0)" in warning.message
     push_all(client, name, 3, {"w0": A, "w1": A, "w2": A})
@@ -136,7 +186,11 @@ def test_after_a_restart(tmp_path: Path, durability: str) -> None:
         gradients = client.gradient_accumulator(spec, **options)
         assert gradients.info().different_workers == (gradserve.DifferentWorker("w1", 0),)
         assert gradients.read_average().different_workers == (gradserve.DifferentWorker("w1", 0),)
+        (status,) = client.server_status().accumulators
+        assert (status.num_compared, status.compared_step, status.different_since) == (3, 1, {"w1": 1})
         results = push_all(client, "net", 2, {"w0": A, "w1": B, "w2": A})
+        (status,) = client.server_status().accumulators
+        assert (status.num_compared, status.compared_step, status.different_since) == (3, 2, {"w1": 1})
         assert {each.different_workers for each in results} == {(gradserve.DifferentWorker("w1", 0),)}
 
 

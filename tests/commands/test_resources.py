@@ -143,8 +143,23 @@ def test_who_is_missing_is_said_of_a_round_alone_that_lasts_longer_than_others(
 def test_workers_with_other_parameters_are_named(client: gradserve.Client) -> None:
     client.conditional_accumulator("float32", (), shared_name="different/net")
     (info,) = (each for each in client.list_accumulators() if each.name == "different/net")
-    lines = resources._accumulator(info, AccumulatorStatus(different={"a": 4, "b": -1}), 100.0)
-    assert "  with other parameters than most: a (equal at step 4), b" in lines
+    status = AccumulatorStatus(
+        different={"a": 4, "b": -1}, num_compared=8, compared_step=9, different_since={"a": 5, "b": 7}
+    )
+    lines = resources._accumulator(info, status, 100.0)
+    assert (
+        "  with other parameters than most: a (since step 5, equal at step 4), b (since step 7); 8 workers compared at "
+        "step 9"
+    ) in lines
+
+
+def test_equal_weights_are_said(client: gradserve.Client) -> None:
+    client.conditional_accumulator("float32", (), shared_name="equal/net")
+    (info,) = (each for each in client.list_accumulators() if each.name == "equal/net")
+    lines = resources._accumulator(info, AccumulatorStatus(num_compared=8, compared_step=0), 100.0)
+    assert "  weights equal on 8 workers at step 0" in lines
+    lines = resources._accumulator(info, AccumulatorStatus(), 100.0)
+    assert not any("weights" in line for line in lines)
 
 
 def test_info_shows_the_versions_of_both_sides(command_line: CommandLine) -> None:

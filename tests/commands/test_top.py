@@ -20,7 +20,7 @@ from gradserve_protocol.server_status import (
 )
 from gradserve_server.commands.servers import Answer
 from gradserve_server.commands.top.app import TopApp
-from gradserve_server.commands.top.panels import plain_text
+from gradserve_server.commands.top.panels import plain_text, rounds_panel
 from gradserve_server.commands.top.picture import Picture, Rates
 from gradserve_testing import LocalServer
 from tests.commands.conftest import CommandLine
@@ -120,6 +120,16 @@ def test_a_pipe_gets_one_picture_without_codes_for_terminals(command_line: Comma
     assert lines[2].split() == ["NAME", "STEP", "ROUNDS/S", "IN", "ROUND", "WAIT", "STALE", "ROUND", "MEMORY"]
     assert [line.split()[1] for line in lines if line.startswith(trained)] == ["2"]
     assert any(line.startswith("slow ") for line in lines)
+
+
+def test_whether_weights_are_equal_stands_above_the_rounds() -> None:
+    equal = AccumulatorStatus("default", "net", num_compared=8, compared_step=40)
+    assert rounds_panel(equal, 9.0).splitlines()[0] == "weights equal on 8 workers at step 40"
+    other = replace(equal, different={"b": 20}, different_since={"b": 30})
+    assert rounds_panel(other, 9.0).splitlines()[0] == (
+        "with other parameters than most: b (since step 30, equal at step 20); 8 workers compared at step 40"
+    )
+    assert rounds_panel(AccumulatorStatus("default", "net"), 9.0) == "net: no round has ended yet."
 
 
 async def test_parameters_are_rows_of_their_own_beside_an_accumulator_of_the_same_name() -> None:

@@ -116,6 +116,7 @@ def test_workers_with_other_parameters_are_counted(local: LocalServer) -> None:
             acc.take_grad(len(digests))
             of_it = {"container": "default", "accumulator": "metrics/different"}
             assert Metrics(local).value("gradserve_accumulator_different_workers", **of_it) == (1, 0)[step]
+            assert Metrics(local).value("gradserve_accumulator_compared_workers", **of_it) == len(digests)
 
 
 def test_parameters_have_metrics_of_their_own_beside_an_accumulator_of_the_same_name(

@@ -95,8 +95,15 @@ class RequestStatus(_message.Message):
     def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., kind: _Optional[str] = ..., outcome: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class AccumulatorStatus(_message.Message):
-    __slots__ = ("container", "name", "global_step", "num_rounds", "rounds_per_second", "num_accumulated", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "different")
+    __slots__ = ("container", "name", "global_step", "num_rounds", "rounds_per_second", "num_accumulated", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "different", "num_compared", "compared_step", "different_since")
     class DifferentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DifferentSinceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +128,9 @@ class AccumulatorStatus(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DIFFERENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPARED_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_STEP_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENT_SINCE_FIELD_NUMBER: _ClassVar[int]
     container: str
     name: str
     global_step: int
@@ -139,7 +149,10 @@ class AccumulatorStatus(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[str]
     rounds: _containers.RepeatedCompositeFieldContainer[RoundStatus]
     different: _containers.ScalarMap[str, int]
-    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., global_step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_accumulated: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., different: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    num_compared: int
+    compared_step: int
+    different_since: _containers.ScalarMap[str, int]
+    def __init__(self, container: _Optional[str] = ..., name: _Optional[str] = ..., global_step: _Optional[int] = ..., num_rounds: _Optional[int] = ..., rounds_per_second: _Optional[float] = ..., num_accumulated: _Optional[int] = ..., num_required: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_bytes: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., median_round_seconds: _Optional[float] = ..., workers: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., different: _Optional[_Mapping[str, int]] = ..., num_compared: _Optional[int] = ..., compared_step: _Optional[int] = ..., different_since: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ParametersStatus(_message.Message):
     __slots__ = ("container", "name", "step", "num_rounds", "rounds_per_second", "num_updates", "num_required", "num_waiting", "num_bytes", "accepted", "stale", "duplicate", "refused", "median_round_seconds", "workers", "missing", "rounds", "gone", "optimizer", "learning_rate", "rules", "weights", "num_counted", "num_live", "num_ended", "evaluations")

@@ -367,12 +367,11 @@ class RoundChanges:
                 # The sum is gone, but the round may not be on disk.
                 self.close(error)
                 raise
-        comparison = self.ledger.rounds.comparison
-        before = comparison.different
+        is_compared = len(self.ledger.rounds.members.digests) > 1
         ended = self.ledger.end_round(event)
         self.observer.on_round_end(ended, head.closing.num_required)
-        if comparison.different != before:
-            self.observer.on_difference(comparison.different)
+        if is_compared:
+            self.observer.on_comparison(self.ledger.rounds.comparison)
         self._member_bytes.settle()
         if self._closed is not None:
             average.release()

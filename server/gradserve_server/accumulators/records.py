@@ -130,6 +130,7 @@ def ledger_record(ledger: Ledger) -> Record:
         "digests": {worker_id: digest.hex() for worker_id, digest in members.digests.items()},
         "different": [[each.worker_id, each.equal_at] for each in rounds.comparison.different],
         "equal_at": dict(rounds.comparison.equal_at),
+        "different_since": dict(rounds.comparison.different_since),
         "clients": [
             [client_id, window.floor, [_call_row(sequence, call) for sequence, call in window.calls.items()]]
             for client_id, window in ledger.calls.windows().items()
@@ -154,7 +155,7 @@ def fill_ledger(ledger: Ledger, record: Record) -> None:
     digests = {worker_id: bytes.fromhex(digest) for worker_id, digest in record.get("digests", {}).items()}
     rounds.members = Members(count, total_weight, num_nameless, dict.fromkeys(workers), held, epoch, digests)
     different = [DifferentWorker(*each) for each in record.get("different", ())]
-    rounds.comparison.restore(different, record.get("equal_at", {}))
+    rounds.comparison.restore(different, record.get("equal_at", {}), record.get("different_since", {}))
     rounds.all_workers_known = record["all_workers_known"]
     rounds.expect(record["missing"])
     known = {rounds.current.number: rounds.current}

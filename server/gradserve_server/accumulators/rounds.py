@@ -1,7 +1,7 @@
 """Rounds: their members, steps and outcomes, the rule by which one ends, the gate that holds them, their observers."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -80,13 +80,19 @@ class Comparison:
     worker that was right before.
 
     Attributes:
-        different: The workers with another digest, in the latest round with two digests or more.
+        step: The step of the latest comparison, a round with two digests or more; None before the first.
+        num_workers: The number of workers that it compared.
+        different: Its workers with another digest than most.
     """
 
     def __init__(self) -> None:
+        self.step: int | None = None
+        self.num_workers = 0
         self.different: tuple[DifferentWorker, ...] = ()
+        self._different_since: dict[str, int] = {}
+        """For each of these, the step of the first of the comparisons in which it has always been different."""
         self._equal_at: dict[str, int] = {}
-        """The latest step at which each worker of that round had the digest of most."""
+        """The latest step at which each worker of the latest comparison had the digest of most."""
 
     def compared(self, digests: Mapping[str, bytes]) -> tuple[DifferentWorker, ...]:
         """Returns the workers of a round whose digests are not that of most."""
@@ -108,8 +114,11 @@ class Comparison:
         """Notes what a round of a step has shown."""
         if len(digests) < 2:
             return
+        self.step, self.num_workers = step, len(digests)
         self.different = self.compared(digests)
+        since = self._different_since
         others = {each.worker_id for each in self.different}
+        self._different_since = {each.worker_id: since.get(each.worker_id, step) for each in self.different}
         before = self._equal_at
         self._equal_at = {
             worker_id: step if worker_id not in others else before[worker_id]
@@ -122,9 +131,28 @@ class Comparison:
         """The latest step at which each worker of the latest comparison had the digest of most."""
         return self._equal_at
 
-    def restore(self, different: Iterable[DifferentWorker], equal_at: Mapping[str, int]) -> None:
-        """Goes on from the state that an earlier run of the server left."""
+    @property
+    def different_since(self) -> Mapping[str, int]:
+        """For each worker in `different`, the step of the first of the comparisons in which it always was."""
+        return self._different_since
+
+    def restore(
+        self, different: Iterable[DifferentWorker], equal_at: Mapping[str, int], different_since: Mapping[str, int]
+    ) -> None:
+        """Goes on from the state that an earlier run of the server left.
+
+        Args:
+            different: See there.
+            equal_at: See there.
+            different_since: See there; without workers that differ since the latest comparison or a forgotten one.
+        """
         self.different, self._equal_at = tuple(different), dict(equal_at)
+        others = [each.worker_id for each in self.different]
+        # Whoever does not differ was equal at the step of the latest comparison, and there always is somebody.
+        self.step = next((step for worker_id, step in equal_at.items() if worker_id not in others), None)
+        self.num_workers = len(self._equal_at.keys() | set(others))
+        if self.step is not None:
+            self._different_since = {each: different_since.get(each, self.step) for each in others}
 
 
 class Rounds:
@@ -351,8 +379,8 @@ class AccumulatorObserver(Protocol):
         """Called when a round has ended for a taker that required this number of gradients."""
         ...
 
-    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
-        """Called when other workers than before have other parameters than most; none if all are equal again."""
+    def on_comparison(self, comparison: Comparison) -> None:
+        """Called when a round has compared the parameters of workers."""
         ...
 
     def on_drop(self) -> None:
@@ -386,7 +414,7 @@ class Unobserved:
     def on_round_end(self, ended: Round, num_required: int) -> None:
         """Ignores it."""
 
-    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
+    def on_comparison(self, comparison: Comparison) -> None:
         """Ignores it."""
 
     def on_drop(self) -> None:

@@ -35,6 +35,7 @@ from gradserve_server.commands.servers import (
 from gradserve_server.commands.what_if import better_rules
 from gradserve_server.commands.wording import (
     as_plain,
+    compared_weights,
     duration,
     echo_json,
     json_option,
@@ -284,8 +285,7 @@ def _accumulator(info: "gradserve.AccumulatorInfo", status: "AccumulatorStatus |
         return lines
     if status.missing and _is_overdue(status, uptime):
         lines.append(f"  missing from the round before: {some(status.missing)}")
-    if status.different:
-        lines.append(f"  with other parameters than most: {some(map(_different, status.different.items()))}")
+    lines += [f"  {line}" for line in compared_weights(status)]
     lines.append(
         f"since the server started: {status.accepted} gradients accepted, {status.stale} stale, "
         f"{status.duplicate} duplicate, {status.refused} refused; {status.rounds_per_second:.1f} rounds/s"
@@ -338,11 +338,6 @@ def _layer(layer: "gradserve.BatchNormLayerInfo") -> list[str]:
 
 def _tensor(tensor: "gradserve.TensorHandle") -> list[str]:
     return [f"{tensor.dtype} {list(tensor.shape)}"]
-
-
-def _different(worker: tuple[str, int]) -> str:
-    worker_id, equal_at = worker
-    return worker_id if equal_at < 0 else f"{worker_id} (equal at step {equal_at})"
 
 
 _TEXT: dict[str, Callable[..., list[str]]] = {

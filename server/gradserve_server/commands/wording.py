@@ -14,6 +14,7 @@ import click
 from gradserve_protocol.printing import visible, visible_lines
 
 if TYPE_CHECKING:  # imported late: other commands do not need it, and start sooner
+    from gradserve_protocol.server_status import AccumulatorStatus
     from gradserve_server.storage.store import StateStore
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
@@ -152,6 +153,24 @@ def some(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     listed = list(dict.fromkeys(names))
     more = len(listed) - most
     return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def compared_weights(status: "AccumulatorStatus") -> list[str]:
+    """Returns a line on whether the workers of an accumulator have equal weights; none if they were not compared."""
+    compared = f"{status.num_compared} workers compared at step {status.compared_step}"
+    if status.different:
+        named = some(_different(worker_id, status) for worker_id in status.different)
+        return [f"with other parameters than most: {named}" + (f"; {compared}" if status.num_compared else "")]
+    if status.num_compared:
+        return [f"weights equal on {status.num_compared} workers at step {status.compared_step}"]
+    return []
+
+
+def _different(worker_id: str, status: "AccumulatorStatus") -> str:
+    since, equal_at = status.different_since.get(worker_id), status.different[worker_id]
+    steps = [f"since step {since}"] if since is not None else []
+    steps += [f"equal at step {equal_at}"] if equal_at >= 0 else []
+    return f"{worker_id} ({', '.join(steps)})" if steps else worker_id
 
 
 def block(lines: Iterable[str]) -> str:

@@ -359,6 +359,11 @@ def _accumulator_families(accumulators: Iterable[AccumulatorFigures]) -> Iterato
         "Workers whose parameters are not those of most workers of a round.",
         labels=labels,
     )
+    compared = GaugeMetricFamily(
+        "gradserve_accumulator_compared_workers",
+        "Workers whose parameters the latest comparison has compared; 0 if there was none.",
+        labels=labels,
+    )
     for each in accumulators:
         names = (each.container, each.name)
         rounds.add_metric(names, each.num_rounds)
@@ -368,7 +373,8 @@ def _accumulator_families(accumulators: Iterable[AccumulatorFigures]) -> Iterato
             median.add_metric(names, each.median_round_seconds)
         arrived.add_metric(names, each.open_round_age)
         different.add_metric(names, each.num_different)
-    yield from (rounds, stale, ended, arrived, median, different)
+        compared.add_metric(names, each.num_compared)
+    yield from (rounds, stale, ended, arrived, median, different, compared)
 
 
 def _memory_families(figures: Figures) -> Iterator[Metric]:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Self, TypeVar
 
 from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
-from gradserve_server.accumulators.rounds import Outcome, Round, Wait
+from gradserve_server.accumulators.rounds import Comparison, Outcome, Round, Wait
 from gradserve_server.limits import quoted
 from gradserve_server.observe.calls import ROUND_SECONDS, STEPS, Histogram, Waiting
 from gradserve_server.resources.registry import ResourceKey
@@ -107,6 +107,7 @@ class History:
         duplicate: The number of gradients that had arrived before: from the same worker, or in a repeated call.
         refused: The number of gradients that were invalid or did not fit.
         num_rounds: The number of rounds that have ended since the server started.
+        num_compared: The number of workers whose parameters the latest comparison since then has compared.
         rounds: The last of these rounds.
         workers: The senders of the current round's gradients, in order of arrival.
         times: When these gradients arrived, by `time.monotonic`.
@@ -114,6 +115,7 @@ class History:
 
     __slots__ = (
         "_began",
+        "_different",
         "_histories",
         "_latest",
         "_previous",
@@ -124,7 +126,7 @@ class History:
         "accepted",
         "duplicate",
         "key",
-        "num_different",
+        "num_compared",
         "num_rounds",
         "refused",
         "rounds",
@@ -139,10 +141,11 @@ class History:
         self.key = key
         self._totals = totals
         self._histories = histories
-        self.accepted = self.stale = self.duplicate = self.refused = self.num_rounds = self.num_different = 0
+        self.accepted = self.stale = self.duplicate = self.refused = self.num_rounds = self.num_compared = 0
         self.rounds: list[RoundRecord] = []  # an empty deque takes ten times the memory
         self.workers: list[str] = []
         self.times: list[float] = []
+        self._different: tuple[DifferentWorker, ...] = ()
         self._latest = self._previous = self._rate = 0.0
         self._unrated = 0
         self._began = self._rated = totals.clock()
@@ -215,8 +218,12 @@ class History:
         """Returns the record of the round that has just ended with all that is known of it."""
         return record
 
-    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
-        self.num_different = len(workers)
+    def on_comparison(self, comparison: Comparison) -> None:
+        self.num_compared = comparison.num_workers
+        workers, before = comparison.different, self._different
+        if workers == before:
+            return
+        self._different = workers
         if not workers:
             _log.info("accumulator %s: all workers have equal parameters again", self.key)
             return
@@ -241,6 +248,11 @@ class History:
 
     def waiting(self) -> AbstractContextManager[Wait]:
         return Waiting()
+
+    @property
+    def num_different(self) -> int:
+        """The number of these workers whose parameters are not those of most."""
+        return len(self._different)
 
     def forget_rounds(self) -> int:
         """Forgets the rounds; returns how many arrivals they had."""

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, SpanContext, Tracer
 
-    from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
-    from gradserve_server.accumulators.rounds import Round
+    from gradserve_server.accumulators.gradient import Contribution
+    from gradserve_server.accumulators.rounds import Comparison, Round
     from gradserve_server.resources.registry import ResourceKey
 
 ROUND = "gradserve.round"
@@ -89,8 +89,8 @@ class TracedRounds:
             sender = {"gradserve.worker_id": contribution.worker_id} if contribution.worker_id else {}
             self._links.append(Link(context, {"gradserve.local_step": contribution.local_step, **sender}))
 
-    def on_difference(self, workers: Sequence[DifferentWorker]) -> None:
-        self._observer.on_difference(workers)
+    def on_comparison(self, comparison: Comparison) -> None:
+        self._observer.on_comparison(comparison)
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
         self._observer.on_round_end(ended, num_required)

@@ -8,7 +8,7 @@ from gradserve_protocol.server_status import AccumulatorStatus, ParametersStatus
 from gradserve_server.commands.parameters import metrics_lines, participation, weights_line
 from gradserve_server.commands.top.picture import Picture, Rates, whole
 from gradserve_server.commands.what_if import better_rules
-from gradserve_server.commands.wording import block, duration, size, table
+from gradserve_server.commands.wording import block, compared_weights, duration, size, table
 
 Listed: TypeAlias = AccumulatorStatus | ParametersStatus
 COLUMNS = ("NAME", "STEP", "ROUNDS/S", "IN ROUND", "WAIT", "STALE", "ROUND", "MEMORY")
@@ -100,7 +100,7 @@ def rounds_panel(listed: Listed | None, uptime: float) -> str:
     """
     if listed is None:
         return "No accumulators. They appear here as soon as a worker makes one."
-    above = parameters_lines(listed) if isinstance(listed, ParametersStatus) else []
+    above = parameters_lines(listed) if isinstance(listed, ParametersStatus) else compared_weights(listed)
     rounds = listed.rounds[-_MOST_ROUNDS:]
     if not rounds:
         return block((*above, f"{listed.name}: no round has ended yet."))

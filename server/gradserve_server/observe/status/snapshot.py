@@ -265,6 +265,7 @@ def snapshot_of(
 ) -> RoundsSnapshot[AccumulatorStatus]:
     """Returns a snapshot of an accumulator with its history."""
     rounds, queue = accumulator.rounds, accumulator.queue
+    comparison = rounds.comparison
     status = AccumulatorStatus(
         container=key.container,
         name=key.name,
@@ -283,8 +284,11 @@ def snapshot_of(
         missing=some_of(rounds.missing_workers),
         different={
             each.worker_id: -1 if each.equal_at is None else each.equal_at
-            for each in rounds.comparison.different[:MOST_WORKERS]
+            for each in comparison.different[:MOST_WORKERS]
         },
+        num_compared=comparison.num_workers,
+        compared_step=comparison.step or 0,
+        different_since=dict(islice(comparison.different_since.items(), MOST_WORKERS)),
     )
     current = tuple(history.workers), tuple(history.times)
     return RoundsSnapshot(key, owner, status, rounds.global_step, tuple(history.rounds), *current)

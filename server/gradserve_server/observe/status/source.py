@@ -233,6 +233,7 @@ class AccumulatorFigures:
         open_round_age: Seconds since the first gradient of its current round; 0 while it has none.
         median_round_seconds: The median time from the first gradient of its last rounds to their ends; 0 without any.
         num_different: The workers whose parameters are not those of most.
+        num_compared: The workers that were compared for that.
     """
 
     container: str
@@ -243,6 +244,7 @@ class AccumulatorFigures:
     open_round_age: float
     median_round_seconds: float
     num_different: int
+    num_compared: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +364,7 @@ def accumulator_figures(histories: Histories) -> tuple[AccumulatorFigures, ...]:
                 now - each.times[0] if each.times else 0.0,
                 each.median_round_seconds,
                 each.num_different,
+                each.num_compared,
             )
             for each in islice(of_users, MOST_ACCUMULATORS)
         ]

@@ -10,7 +10,7 @@ import { analyse } from "./rounds.js";
 import { Table } from "./table.js";
 import { drawTimeline } from "./timeline.js";
 import { Tooltip } from "./tooltip.js";
-import { verdict } from "./verdict.js";
+import { comparison, verdict } from "./verdict.js";
 
 /** `onWorkers(workers, uptime)` gets the ranked workers whenever another document is shown. */
 export class Detail {
@@ -69,6 +69,10 @@ export class Detail {
     const { text, alarming } = verdict(accumulator, analysis);
     setText(byId("verdict"), text);
     byId("verdict").classList.toggle("alarm", alarming);
+    const compared = comparison(accumulator);
+    byId("weights").hidden = !compared;
+    setText(byId("weights"), compared?.text ?? "");
+    byId("weights").classList.toggle("alarm", Boolean(compared?.alarming));
     const newestFirst = [...analysis.rounds].reverse();
     const key = (round) => `${round.step} ${round.open}`;
     this.table.show(isParameters ? [] : newestFirst, key);

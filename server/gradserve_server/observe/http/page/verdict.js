@@ -1,6 +1,6 @@
-// One sentence on who holds an accumulator up.
+// One sentence on who holds an accumulator up, and one on whether its workers have equal weights.
 
-import { number, plural, seconds } from "./format.js";
+import { count, number, plural, seconds } from "./format.js";
 
 const NAMES = 3;
 const OFTEN = 0.4;
@@ -34,11 +34,6 @@ function periodOf(ended) {
 
 /** Returns {text, alarming} for the accumulator and the analysis of its rounds. */
 export function verdict(accumulator, { rounds, workers }) {
-  const different = Object.entries(accumulator.different ?? {}).map(([id, step]) => ({ id, step: number(step) }));
-  if (different.length) {
-    const since = different.every(({ step }) => step >= 0) ? `, equal at step ${Math.min(...different.map(({ step }) => step))} at last` : "";
-    return { text: `${list(different)} ${different.length > 1 ? "have" : "has"} other parameters than most workers${since}.`, alarming: true };
-  }
   const ended = rounds.filter((round) => !round.open);
   const open = rounds.find((round) => round.open);
   if (!ended.length) return { text: open ? "The first round is open." : "No round has ended yet, or none lately.", alarming: false };
@@ -58,4 +53,22 @@ export function verdict(accumulator, { rounds, workers }) {
     return { text: `${list(late)} ${late.length > 1 ? "are" : "is"} often missing or too late: the rounds end without ${late.length > 1 ? "them" : "it"}.`, alarming: true };
   }
   return { text: `No worker stands out in the last ${plural(ended.length, "round")}.`, alarming: false };
+}
+
+/** Returns {text, alarming} on the weights of the workers of an accumulator; undefined if none were compared. */
+export function comparison(accumulator) {
+  const workers = number(accumulator.num_compared);
+  const step = count(number(accumulator.compared_step));
+  if (!workers) return undefined;
+  const different = Object.keys(accumulator.different ?? {});
+  if (!different.length) return { text: `Weights equal on ${plural(workers, "worker")} at step ${step}.`, alarming: false };
+  const named = different.slice(0, NAMES).map((id) => differs(id, accumulator));
+  if (different.length > NAMES) named.push(plural(different.length - NAMES, "other"));
+  return { text: `Weights differ on ${count(different.length)} of ${plural(workers, "worker")} at step ${step}: ${named.join(", ")}.`, alarming: true };
+}
+
+function differs(id, accumulator) {
+  const equal = number(accumulator.different[id]);
+  const since = `${id} since step ${count(number(accumulator.different_since?.[id]))}`;
+  return equal >= 0 ? `${since} (equal at step ${count(equal)} at last)` : since;
 }
