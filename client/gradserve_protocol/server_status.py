@@ -365,6 +365,33 @@ class RequestStatus:
 
 
 @dataclass(frozen=True)
+class PastRun:
+    """An accumulator or parameters that are gone. Times are in seconds since 1970.
+
+    Attributes:
+        kind: "accumulator" or "parameters".
+        container: The container.
+        name: The name.
+        incarnation: The incarnation.
+        begun: When it was created.
+        ended: When it ended; 0 if nobody knows, as the server has crashed.
+        step: Its step at the end; 0 if nobody knows.
+        metrics: The means of what the workers of parameters had measured in the latest round, by name.
+        reason: Why it ended: "deleted", or a sentence.
+    """
+
+    kind: str = ""
+    container: str = ""
+    name: str = ""
+    incarnation: str = ""
+    begun: float = 0.0
+    ended: float = 0.0
+    step: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class ServerStatus:
     """A server at work.
 
@@ -388,6 +415,7 @@ class ServerStatus:
         num_parameters: How many parameters there are that were asked for.
         update_totals: The updates and rounds of all parameters.
         requests: Where the call with the request id that was asked for is known, at most 100 places.
+        past_runs: Accumulators and parameters that are gone, the latest to end first, as many as were asked for.
     """
 
     version: str = ""
@@ -409,3 +437,4 @@ class ServerStatus:
     num_parameters: int = 0
     update_totals: GradientTotals = field(default_factory=GradientTotals)
     requests: tuple[RequestStatus, ...] = ()
+    past_runs: tuple[PastRun, ...] = ()

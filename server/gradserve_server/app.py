@@ -44,6 +44,7 @@ from gradserve_server.resources.cluster import member_of
 from gradserve_server.resources.lifetimes import Expiry, Lifetimes
 from gradserve_server.resources.memory import Budgets, Memory
 from gradserve_server.resources.registry import ResourceKey, ServerRun
+from gradserve_server.resources.runs import Runs
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.batch_norm_layers.service import BatchNormLayerServicer
 from gradserve_server.rpc.boundary.interceptors import AccessChecks, FairCalls
@@ -164,6 +165,7 @@ class Server:
         self._state = open_state(config.state)
         self._backups = backups_of(config.state, parts.wall_clock)
         self._shared_memory, self._readers = SharedMemory(limits.max_region_bytes), Readers()
+        self._runs = Runs(parts.wall_clock, None if self._state is None else self._state.store)
         self.registry = self._make_registry()
         self.parameters = self._make_parameters(self.registry.factory)
         self._layer_environment = LayerEnvironment(
@@ -265,6 +267,7 @@ class Server:
             wall_clock=self._parts.wall_clock,
             is_of_another_run=self._run.is_of_another,
             member=self._member,
+            runs=self._runs,
             journals=None if self._state is None else self._state.accumulators,
         )
 
@@ -277,6 +280,7 @@ class Server:
             wall_clock=self._parts.wall_clock,
             is_of_another_run=self._run.is_of_another,
             member=self._member,
+            runs=self._runs,
             ordered=self.registry.ordered,
             observe=self.observed.observe_parameters,
             journals=None if self._state is None else self._state.parameters,
@@ -316,7 +320,7 @@ class Server:
             http_url=lambda: self.observation.url,
             backups=lambda: None if self._backups is None else self._backups.figures,
         )
-        return StatusSource(facts, self.registry, self.parameters, self.observed)
+        return StatusSource(facts, self.registry, self.parameters, self.observed, self._runs)
 
     def _make_services(self) -> Services:
         config, limits, processors, budgets = self._config, self._limits, self._processors, self.budgets
@@ -452,6 +456,7 @@ class Server:
                 num_parameters = await restore_parameters(state.parameters, self.parameters, allocate)
                 num_layers = restore_layers(state.layers, self.layers, self._layer_environment, allocate, to_host)
             state.store.start(self._on_failure)
+            self._runs.end_lost()
             counts = (count, num_parameters, num_layers)
             _log.info("restored %d accumulators, %d parameters and %d layers from %s", *counts, state.store.path)
         if self.aggregator is not None:

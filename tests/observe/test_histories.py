@@ -7,10 +7,10 @@ import pytest
 
 from gradserve_server.accumulators.durable.restoring import unlimited_calls
 from gradserve_server.accumulators.gradient import Contribution, Gradient
-from gradserve_server.accumulators.rounds import Outcome, Round
+from gradserve_server.accumulators.rounds import KEPT_ROUNDS, Outcome, Round
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape
 from gradserve_server.observe.observed import UpdateHistories
-from gradserve_server.observe.rounds import KEPT_ROUNDS, MOST_LATE, MOST_WORKERS, OTHERS, Histories, History
+from gradserve_server.observe.rounds import MOST_LATE, MOST_WORKERS, OTHERS, Histories, History
 from gradserve_server.parameters.closing import Reason
 from gradserve_server.parameters.ledger import UpdateLedger, VersionLoaded
 from gradserve_server.parameters.optimizers.sgd import Sgd

@@ -308,10 +308,18 @@ def test_what_was_decided_stays_so(tmp_path: Path) -> None:
         holds(tmp_path, "one")
 
 
+def test_what_moves_is_not_gone_and_keeps_its_rounds(folder: Path) -> None:
+    move_resources(states(folder, 3), 2, 3)
+    with cluster(folder, 3) as client:
+        status = client.server_status(max_past_runs=256)
+        assert status.past_runs == ()
+        assert {len(each.rounds) for each in status.accumulators} <= {3, 4}
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("accumulator", {"event", "ledger", "gradient", "average", "part"}),
+        ("accumulator", {"event", "ledger", "gradient", "average", "part", "accumulator_round"}),
         (
             "parameters",
             {f"parameters_{name}" for name in ("event", "ledger", "update", "version", "state", "round", "part")},

@@ -96,6 +96,7 @@ def of_an_earlier_format(path: Path) -> None:
     database = sqlite3.connect(path / "metadata.sqlite", isolation_level=None)
     later = ("part", "round", "state", "version", "update", "ledger", "event")
     database.executescript("".join([f"DROP TABLE parameters_{each};" for each in later]) + "DROP TABLE parameters;")
+    database.executescript("DROP TABLE accumulator_round; DROP TABLE run;")
     database.executescript("DROP TABLE directory; ALTER TABLE part DROP COLUMN epoch; PRAGMA user_version = 2")
     database.close()
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 import gradserve
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, ServerConfig
-from gradserve_server.observe.status.snapshot import run_of
+from gradserve_server.resources.runs import run_of
 from gradserve_testing import LocalServer
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.training.replicas import Replica

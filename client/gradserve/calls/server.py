@@ -1,6 +1,6 @@
 """Operations on the server itself, and the servers of a client that has several."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -18,7 +18,12 @@ from gradserve_protocol.v1 import socket_messages_pb2, status_messages_pb2
 
 _FIELD = "address"
 _ORDERS = ("latest", "name", "rate", "waiting", "bytes")
-_MAXIMUM = range(1, 1001)
+_MAXIMA = {
+    "max_accumulators": range(1, 1001),
+    "max_rounds": range(1, 1001),
+    "max_workers": range(1, 1001),
+    "max_past_runs": range(257),
+}
 _Request = status_messages_pb2.GetServerStatusRequest
 
 
@@ -128,21 +133,18 @@ def server_status(
     container: str,
     name_contains: str,
     order: str,
-    max_accumulators: int,
-    max_rounds: int,
-    max_workers: int,
+    maxima: Mapping[str, int],
     call: CallId | None,
 ) -> Operation[ServerStatus]:
-    """Returns a picture of the server at work, and what it knows of a call."""
+    """Returns a picture of the server at work with at most so many of each kind, and what it knows of a call."""
     chosen = as_choice(order, _ORDERS, Argument("order"))
     request = _Request(
         container=as_text(container, Argument("container")),
         name_contains=as_text(name_contains, Argument("name_contains")),
         order="ORDER_UNSPECIFIED" if chosen == "latest" else f"ORDER_{chosen.upper()}",
-        max_accumulators=as_integer(max_accumulators, Argument("max_accumulators"), _MAXIMUM),
-        max_rounds=as_integer(max_rounds, Argument("max_rounds"), _MAXIMUM),
-        max_workers=as_integer(max_workers, Argument("max_workers"), _MAXIMUM),
     )
+    for name, most in maxima.items():
+        setattr(request, name, as_integer(most, Argument(name), _MAXIMA[name]))
     if call is not None:
         request.request_id.client_id, request.request_id.sequence = call
     reply: status_messages_pb2.GetServerStatusResponse = yield Unary("ServerService", "GetServerStatus", request)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetServerStatusRequest(_message.Message):
-    __slots__ = ("container", "name_contains", "order", "max_accumulators", "max_rounds", "max_workers", "request_id")
+    __slots__ = ("container", "name_contains", "order", "max_accumulators", "max_rounds", "max_workers", "request_id", "max_past_runs")
     class Order(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ORDER_UNSPECIFIED: _ClassVar[GetServerStatusRequest.Order]
@@ -29,6 +29,7 @@ class GetServerStatusRequest(_message.Message):
     MAX_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_PAST_RUNS_FIELD_NUMBER: _ClassVar[int]
     container: str
     name_contains: str
     order: GetServerStatusRequest.Order
@@ -36,10 +37,11 @@ class GetServerStatusRequest(_message.Message):
     max_rounds: int
     max_workers: int
     request_id: _accumulator_pb2.RequestId
-    def __init__(self, container: _Optional[str] = ..., name_contains: _Optional[str] = ..., order: _Optional[_Union[GetServerStatusRequest.Order, str]] = ..., max_accumulators: _Optional[int] = ..., max_rounds: _Optional[int] = ..., max_workers: _Optional[int] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ...) -> None: ...
+    max_past_runs: int
+    def __init__(self, container: _Optional[str] = ..., name_contains: _Optional[str] = ..., order: _Optional[_Union[GetServerStatusRequest.Order, str]] = ..., max_accumulators: _Optional[int] = ..., max_rounds: _Optional[int] = ..., max_workers: _Optional[int] = ..., request_id: _Optional[_Union[_accumulator_pb2.RequestId, _Mapping]] = ..., max_past_runs: _Optional[int] = ...) -> None: ...
 
 class GetServerStatusResponse(_message.Message):
-    __slots__ = ("version", "incarnation", "uptime", "device", "ops_prepared", "num_accumulators", "accumulators", "workers", "traffic", "memory", "layers", "methods", "errors", "totals", "num_layers", "parameters", "num_parameters", "update_totals", "requests")
+    __slots__ = ("version", "incarnation", "uptime", "device", "ops_prepared", "num_accumulators", "accumulators", "workers", "traffic", "memory", "layers", "methods", "errors", "totals", "num_layers", "parameters", "num_parameters", "update_totals", "requests", "past_runs")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +61,7 @@ class GetServerStatusResponse(_message.Message):
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     UPDATE_TOTALS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PAST_RUNS_FIELD_NUMBER: _ClassVar[int]
     version: str
     incarnation: str
     uptime: float
@@ -78,7 +81,37 @@ class GetServerStatusResponse(_message.Message):
     num_parameters: int
     update_totals: GradientTotals
     requests: _containers.RepeatedCompositeFieldContainer[RequestStatus]
-    def __init__(self, version: _Optional[str] = ..., incarnation: _Optional[str] = ..., uptime: _Optional[float] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., num_accumulators: _Optional[int] = ..., accumulators: _Optional[_Iterable[_Union[AccumulatorStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[TrafficStatus, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryStatus, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[ErrorStatus, _Mapping]]] = ..., totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., num_layers: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParametersStatus, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., update_totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ...) -> None: ...
+    past_runs: _containers.RepeatedCompositeFieldContainer[PastRun]
+    def __init__(self, version: _Optional[str] = ..., incarnation: _Optional[str] = ..., uptime: _Optional[float] = ..., device: _Optional[str] = ..., ops_prepared: bool = ..., num_accumulators: _Optional[int] = ..., accumulators: _Optional[_Iterable[_Union[AccumulatorStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[TrafficStatus, _Mapping]]] = ..., memory: _Optional[_Iterable[_Union[MemoryStatus, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerStatus, _Mapping]]] = ..., methods: _Optional[_Iterable[_Union[MethodStatus, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[ErrorStatus, _Mapping]]] = ..., totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., num_layers: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParametersStatus, _Mapping]]] = ..., num_parameters: _Optional[int] = ..., update_totals: _Optional[_Union[GradientTotals, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., past_runs: _Optional[_Iterable[_Union[PastRun, _Mapping]]] = ...) -> None: ...
+
+class PastRun(_message.Message):
+    __slots__ = ("kind", "container", "name", "incarnation", "begun", "ended", "step", "metrics", "reason")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    container: str
+    name: str
+    incarnation: str
+    begun: float
+    ended: float
+    step: int
+    metrics: _containers.ScalarMap[str, float]
+    reason: str
+    def __init__(self, kind: _Optional[str] = ..., container: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., begun: _Optional[float] = ..., ended: _Optional[float] = ..., step: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RequestStatus(_message.Message):
     __slots__ = ("container", "name", "kind", "outcome", "step")

@@ -51,14 +51,16 @@ class _Kind:
     recording: Recording[Any, Any]
     tables: RoundTables
     has_optimizer: bool
-    """True if there is the state of an optimizer, and records of rounds."""
+    """True if there is the state of an optimizer."""
+    rounds: tuple[str, str]
+    """The table of records of rounds, and its column that says which round."""
 
 
 _KINDS = {
     kind.recording.resource: kind
     for kind in (
-        _Kind(ACCUMULATORS, FileJournal.tables, has_optimizer=False),
-        _Kind(PARAMETERS, ParametersJournal.tables, has_optimizer=True),
+        _Kind(ACCUMULATORS, FileJournal.tables, has_optimizer=False, rounds=("accumulator_round", "round")),
+        _Kind(PARAMETERS, ParametersJournal.tables, has_optimizer=True, rounds=("parameters_round", "step")),
     )
 }
 _COLUMNS = ("container", "name", "owner", "incarnation", "durability", "spec", "lifetime")
@@ -94,7 +96,7 @@ class MovableResource:
         gradients: The gradients, or updates, of the current round.
         averages: The averages, or versions, that can be read.
         optimizer: The state of the optimizer; None for accumulators. Its place and names say nothing.
-        rounds: The records of rounds, with their steps; none of accumulators.
+        rounds: The records of rounds, with their steps, or of accumulators with their numbers.
     """
 
     kind: str
@@ -203,10 +205,10 @@ def read_movable(store: StateStore, key: Key, *, incoming: bool = False, with_va
         return StoredValues(place, record, names, store.read(blob, np.empty) if with_values else ())
 
     optimizer: list[tuple[Any, ...]] = []
-    rounds: list[tuple[Any, ...]] = []
+    table, place = kind.rounds
+    rounds = store.rows(f"SELECT {place}, record FROM {table} {of_resource} ORDER BY {place}", number)
     if kind.has_optimizer:
         optimizer = store.rows(f"SELECT record, blob FROM parameters_state {of_resource}", number)
-        rounds = store.rows(f"SELECT step, record FROM parameters_round {of_resource} ORDER BY step", number)
     return MovableResource(
         kind=key.kind,
         columns=(key.container, key.name, *columns),
@@ -241,7 +243,7 @@ def _add_contents(store: StateStore, change: Change, number: int, moved: Movable
     recording, tables = _KINDS[kind].recording, _KINDS[kind].tables
     records = [(recording.snapshots, "position", moved.ledger)] if moved.ledger is not None else []
     records += [(recording.events, "position", event) for event in moved.events]
-    records += [("parameters_round", "step", record) for record in moved.rounds]
+    records += [(*_KINDS[kind].rounds, record) for record in moved.rounds]
     for table, place, row in records:
         change.execute(f"INSERT INTO {table} ({kind}, {place}, record) VALUES (?, ?, ?)", number, *row)
     for columns, values in (
@@ -284,6 +286,10 @@ def acceptance(store: StateStore, outgoing: Sequence[Key]) -> Change:
     for key in outgoing:
         if key in numbers:
             _remove(store, change, key.kind, numbers[key])
+            change.execute(
+                "DELETE FROM run WHERE kind = ? AND container = ? AND name = ? AND NOT has_ended",
+                *(key.kind, key.container, key.name),
+            )
     for (container, name, kind), number in keys_of(store, incoming=True).items():
         change.execute(f"UPDATE {kind} SET container = ?, name = ? WHERE id = ?", container, name, number)
     return change
@@ -293,10 +299,9 @@ def _remove(store: StateStore, change: Change, kind: str, number: int, *, but_ro
     """Adds to a change what removes a resource with a number, or all that refers to its row."""
     recording, tables = _KINDS[kind].recording, _KINDS[kind].tables
     with_values = [tables.gradients, tables.averages, tables.parts]
-    others = [recording.events, recording.snapshots]
+    others = [recording.events, recording.snapshots, _KINDS[kind].rounds[0]]
     if _KINDS[kind].has_optimizer:
         with_values.append("parameters_state")
-        others.append("parameters_round")
     blobs = [
         blob for table in with_values for (blob,) in store.rows(f"SELECT blob FROM {table} WHERE {kind} = ?", number)
     ]

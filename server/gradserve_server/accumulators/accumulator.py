@@ -19,6 +19,7 @@ from gradserve_server.accumulators.rounds import (
     ClosingRule,
     Outcome,
     Rounds,
+    SeenRound,
     Wording,
 )
 from gradserve_server.accumulators.spec import AccumulatorSpec
@@ -294,6 +295,10 @@ class Accumulator:
             gradient = replace(gradient, is_wide=True)  # it came packed, or as a sum
         await self._sum.commit(await self._sum.stage(gradient, contribution))
         await self._sum.finish()
+
+    def see_again(self, seen: Sequence[SeenRound]) -> None:
+        """Tells the observer what an earlier run of the server has kept of the last rounds."""
+        self._observer.on_restore(seen)
 
     async def keep_again(self, average: Average, answered: Sequence[RequestId]) -> None:
         """Keeps the average of an ended round, as at its end; before any call."""

@@ -362,7 +362,8 @@ class RoundChanges:
         answered = self.ledger.answered_by(event)
         if self._journal is not None:
             try:
-                await self._journal.settle(average, answered)
+                seen = self.observer.about_to_end(average.step, head.closing.num_required)
+                await self._journal.settle(average, answered, seen)
             except ServiceError as error:
                 # The sum is gone, but the round may not be on disk.
                 self.close(error)

@@ -17,10 +17,11 @@ from gradserve_server.accumulators.records import (
     spec_record,
     split,
 )
+from gradserve_server.accumulators.rounds import KEPT_ROUNDS, SeenRound
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.storage.journal import Durability, Journal, Journals
+from gradserve_server.storage.journal import Durability, Journal, Journals, record_of, value_of
 from gradserve_server.storage.segments import Allocate
 from gradserve_server.storage.store import Change, Space, StateStore
 
@@ -52,12 +53,13 @@ class AccumulatorJournal(Protocol):
         """
         ...
 
-    async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
+    async def settle(self, average: Average, answered: Sequence[RequestId], seen: SeenRound | None = None) -> None:
         """Returns when others may see that a round has ended. If this raises, nobody ever may: the server stops.
 
         Args:
             average: The result of the round.
             answered: The calls that it answers.
+            seen: What to keep of the round for the status of later runs.
         """
         ...
 
@@ -175,12 +177,15 @@ class RoundTables(NamedTuple):
         gradients: The table of the gradients of rounds that have not ended.
         averages: The table of the results of rounds.
         parts: The table of what shards hold of gradients.
+        seen: The table of what was seen of the last rounds; empty for a resource whose rounds have records of their
+            own.
     """
 
     resource: str
     gradients: str
     averages: str
     parts: str
+    seen: str = ""
 
 
 _MOST_NOTED = 4096
@@ -198,7 +203,7 @@ class FileJournal(Journal[Event]):
         tables: The tables of values.
     """
 
-    tables: ClassVar[RoundTables] = RoundTables("accumulator", "gradient", "average", "part")
+    tables: ClassVar[RoundTables] = RoundTables("accumulator", "gradient", "average", "part", "accumulator_round")
 
     def __init__(
         self,
@@ -276,16 +281,29 @@ class FileJournal(Journal[Event]):
         self._give_back_space()  # of a round that did not end
         self._space = space
 
-    async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
+    async def settle(self, average: Average, answered: Sequence[RequestId], seen: SeenRound | None = None) -> None:
         """Writes an average with all noted events, in place of the gradients of its round."""
         if self.has_ended:
             return
         change = self.change()
+        if seen is not None and self.tables.seen:
+            self._keep_seen(change, average.round_number, seen)
         self.add_result(change, average, answered)
         change.remove(self._gradients)
         self._gradients = []
         await self.store.commit(change)
         self.shorten()
+
+    def _keep_seen(self, change: Change, round_number: int, seen: SeenRound) -> None:
+        """Adds what was seen of a round to a change, in place of the round that is too old now."""
+        table, resource = self.tables.seen, self.tables.resource
+        change.execute(
+            f"INSERT INTO {table} ({resource}, round, record) VALUES (?, ?, ?)",
+            *(self.number, round_number, json.dumps(record_of(seen, {}))),
+        )
+        change.execute(
+            f"DELETE FROM {table} WHERE {resource} = ? AND round <= ?", self.number, round_number - KEPT_ROUNDS
+        )
 
     def add_result(self, change: Change, average: Average, answered: Sequence[RequestId]) -> None:
         """Adds the result of a round to a change, in place of the gradients of the round."""
@@ -333,6 +351,16 @@ class FileJournal(Journal[Event]):
         space, self._space = self._space, None
         if space is not None:
             self.store.give_back(space)
+
+
+def seen_rounds(store: StateStore, number: int) -> list[SeenRound]:
+    """Returns what was seen of the last rounds of an accumulator, the oldest first.
+
+    Raises:
+        DAMAGES: A record is damaged.
+    """
+    rows = store.rows("SELECT record FROM accumulator_round WHERE accumulator = ? ORDER BY round", number)
+    return [value_of(SeenRound, json.loads(record), {}) for (record,) in rows]
 
 
 def put_values(

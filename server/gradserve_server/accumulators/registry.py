@@ -29,6 +29,7 @@ from gradserve_server.errors import (
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
+from gradserve_server.resources.runs import DELETED, STOPPED, Runs
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.storage.journal import Durability, durability_of_new
 
@@ -49,14 +50,16 @@ class AccumulatorRegistry:
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         member: Member | None = None,
+        runs: Runs | None = None,
     ) -> None:
         """Takes, among others, what makes accumulators, and the journals if there is a state directory.
 
         `wall_clock` has the nanoseconds since 1970. `member` is the place of the server in a cluster, whose other
-        servers have accumulators of other names.
+        servers have accumulators of other names. `runs` keeps what has been deleted.
         """
         self.factory = factory
         self._member = member
+        self._runs = Runs(wall_clock) if runs is None else runs
         self._new_incarnation = new_incarnation
         self.ordered = OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, journals)
         self._parts = PartIncarnations(member)
@@ -240,6 +243,7 @@ class AccumulatorRegistry:
         self._reservations.pop(key).close()
         if self._journals is not None:
             self._journals.end(key)
+        self._runs.end("accumulator", key, accumulator.rounds.global_step, reason or DELETED)
         why = "" if reason is None else f": {reason}"
         accumulator.close(AbortedError(f"accumulator {str(key)!r} was deleted{why}", code="GS_DELETED"))
         return True
@@ -274,6 +278,8 @@ class AccumulatorRegistry:
         accumulator = Accumulator(str(key), spec, incarnation, changes, own.waiters)
         self._reservations[key] = own
         self._accumulators.add(key, accumulator, lifetime)
+        if not self._parts.is_part(key, spec.num_shards):
+            self._runs.begin("accumulator", key, lifetime.owner, incarnation)
         return accumulator
 
     def _find(self, key: ResourceKey, home_incarnation: str) -> Accumulator | None:
@@ -286,6 +292,8 @@ class AccumulatorRegistry:
     def close(self) -> None:
         """Fails all waiting calls because the server is shutting down."""
         for key, accumulator in self._accumulators:
+            if accumulator.spec.durability is Durability.NONE:
+                self._runs.end("accumulator", key, accumulator.rounds.global_step, STOPPED)
             accumulator.close(
                 UnavailableError(f"the server is shutting down; accumulator {str(key)!r} ends", code="GS_SHUTTING_DOWN")
             )

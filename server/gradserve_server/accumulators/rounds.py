@@ -1,7 +1,7 @@
 """Rounds: their members, steps and outcomes, the rule by which one ends, the gate that holds them, their observers."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -71,6 +71,31 @@ class Members:
                 self.num_nameless += 1
         if contribution.part:
             self.held.append(contribution)
+
+
+KEPT_ROUNDS = 20
+"""The last rounds of an accumulator that are kept for its status."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRound:
+    """A round that has ended, for the status of a later run of the server.
+
+    Attributes:
+        step: The global_step that it led to.
+        ended: When it ended, in seconds since 1970.
+        seconds: How long it took, from its first gradient on.
+        num_required: The number of gradients that it needed.
+        workers: The ids of its gradients' senders in order of arrival; "" for a sender without an id.
+        after: When these gradients arrived, in seconds after the first.
+    """
+
+    step: int
+    ended: float
+    seconds: float
+    num_required: int
+    workers: tuple[str, ...]
+    after: tuple[float, ...]
 
 
 class Comparison:
@@ -375,6 +400,14 @@ class AccumulatorObserver(Protocol):
         """Returns a context that spans the wait of the current call for other workers."""
         ...
 
+    def about_to_end(self, step: int, num_required: int) -> SeenRound | None:
+        """Returns what a durable accumulator keeps of the current round, before it ends; None for nothing."""
+        ...
+
+    def on_restore(self, seen: Sequence[SeenRound]) -> None:
+        """Called with what an earlier run of the server has kept of the last rounds, the oldest first."""
+        ...
+
     def on_round_end(self, ended: Round, num_required: int) -> None:
         """Called when a round has ended for a taker that required this number of gradients."""
         ...
@@ -409,6 +442,13 @@ class Unobserved:
         return nullcontext(self)
 
     def served(self, step: int) -> None:
+        """Ignores it."""
+
+    def about_to_end(self, step: int, num_required: int) -> SeenRound | None:
+        """Keeps nothing."""
+        return None
+
+    def on_restore(self, seen: Sequence[SeenRound]) -> None:
         """Ignores it."""
 
     def on_round_end(self, ended: Round, num_required: int) -> None:

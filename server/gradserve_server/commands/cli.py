@@ -14,6 +14,7 @@ from gradserve_server.commands.doctor.command import doctor
 from gradserve_server.commands.exit_codes import listed
 from gradserve_server.commands.explain import explain
 from gradserve_server.commands.export.command import export
+from gradserve_server.commands.history import history
 from gradserve_server.commands.info import health, info
 from gradserve_server.commands.kernels import kernels
 from gradserve_server.commands.parameters import parameters
@@ -87,6 +88,7 @@ for command in (
     explain,
     export,
     health,
+    history,
     info,
     kernels,
     ls,

@@ -175,11 +175,12 @@ def described(
 
 def metrics_lines(of_round: Mapping[str, float], evaluations: "Sequence[EvaluationStatus]") -> list[str]:
     """Returns a line with the metrics of the latest round, and one with the latest evaluation, as far as they exist."""
-    lines = [f"metrics of the latest round: {_metrics_text(of_round)}"] if of_round else []
-    return lines + [f"evaluation of step {each.step}: {_metrics_text(each.metrics)}" for each in evaluations[-1:]]
+    lines = [f"metrics of the latest round: {metrics_text(of_round)}"] if of_round else []
+    return lines + [f"evaluation of step {each.step}: {metrics_text(each.metrics)}" for each in evaluations[-1:]]
 
 
-def _metrics_text(metrics: Mapping[str, float]) -> str:
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Returns metrics with their names, in the order of these."""
     return ", ".join([f"{name} {value:g}" for name, value in sorted(metrics.items())])
 
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Self, TypeVar
 
 from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
-from gradserve_server.accumulators.rounds import Comparison, Outcome, Round, Wait
+from gradserve_server.accumulators.rounds import KEPT_ROUNDS, Comparison, Outcome, Round, SeenRound, Wait
 from gradserve_server.limits import quoted
 from gradserve_server.observe.calls import ROUND_SECONDS, STEPS, Histogram, Waiting
 from gradserve_server.resources.registry import ResourceKey
@@ -22,7 +22,6 @@ from gradserve_server.resources.registry import ResourceKey
 MOST_LATE = 64
 MOST_WORKERS = 100
 OTHERS = "(others)"
-KEPT_ROUNDS = 20
 _MOST_NAMED = 10
 """Workers that a line of the log names."""
 _MOST_ARRIVALS = 1000
@@ -44,10 +43,18 @@ class Histories:
 
     Attributes:
         totals: The counts over all accumulators, deleted ones included.
+        wall_clock: The seconds since 1970.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, most_arrivals: int = MOST_ARRIVALS) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        most_arrivals: int = MOST_ARRIVALS,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`wall_clock` has the seconds since 1970, for what later runs of the server are to know."""
         self.totals = Totals(clock)
+        self.wall_clock = wall_clock
         self._most_arrivals = most_arrivals
         self._num_arrivals = 0
         self._by_key: dict[ResourceKey, History] = {}
@@ -108,7 +115,7 @@ class History:
         refused: The number of gradients that were invalid or did not fit.
         num_rounds: The number of rounds that have ended since the server started.
         num_compared: The number of workers whose parameters the latest comparison since then has compared.
-        rounds: The last of these rounds.
+        rounds: The last rounds, those of earlier runs of the server included if they were kept.
         workers: The senders of the current round's gradients, in order of arrival.
         times: When these gradients arrived, by `time.monotonic`.
     """
@@ -182,6 +189,24 @@ class History:
     def on_refusal(self) -> None:
         self.refused += 1
         self._totals.refused += 1
+
+    def about_to_end(self, step: int, num_required: int) -> SeenRound | None:
+        now = self._totals.clock()
+        began = self.times[0] if self.times else now
+        after = tuple([round(at - began, 6) for at in self.times])
+        ended = self._histories.wall_clock()
+        return SeenRound(step, ended, round(now - began, 6), num_required, tuple(self.workers), after)
+
+    def on_restore(self, seen: Sequence[SeenRound]) -> None:
+        now = self._totals.clock()
+        since = now - self._histories.wall_clock()
+        for each in seen[-KEPT_ROUNDS:]:
+            ended = min(each.ended + since, now)  # the clock may have been set back
+            times = tuple([ended - each.seconds + after for after in each.after])
+            workers = tuple([sys.intern(worker_id) for worker_id in each.workers])
+            self.rounds.append(RoundRecord(each.step, ended, each.num_required, workers, times))
+        if seen:
+            self._histories.has_more(self, self.num_kept)
 
     def on_round_end(self, ended: Round, num_required: int) -> None:
         totals, workers, times, rounds = self._totals, self.workers, self.times, self.rounds

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
     from gradserve_server.accumulators.gradient import Contribution
-    from gradserve_server.accumulators.rounds import Comparison, Round
+    from gradserve_server.accumulators.rounds import Comparison, Round, SeenRound
     from gradserve_server.resources.registry import ResourceKey
 
 ROUND = "gradserve.round"
@@ -88,6 +88,12 @@ class TracedRounds:
         if outcome is Outcome.ACCEPTED and context.trace_flags.sampled and len(self._links) < _MOST_LINKS:
             sender = {"gradserve.worker_id": contribution.worker_id} if contribution.worker_id else {}
             self._links.append(Link(context, {"gradserve.local_step": contribution.local_step, **sender}))
+
+    def about_to_end(self, step: int, num_required: int) -> SeenRound | None:
+        return self._observer.about_to_end(step, num_required)
+
+    def on_restore(self, seen: Sequence[SeenRound]) -> None:
+        self._observer.on_restore(seen)
 
     def on_comparison(self, comparison: Comparison) -> None:
         self._observer.on_comparison(comparison)

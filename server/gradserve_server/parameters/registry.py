@@ -46,6 +46,7 @@ from gradserve_server.parameters.versions import Version, Versions
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
+from gradserve_server.resources.runs import DELETED, STOPPED, Runs
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.storage.journal import Durability, durability_of_new
 
@@ -70,6 +71,7 @@ class ParametersRegistry:
         wall_clock: Callable[[], int] = time.time_ns,
         is_of_another_run: Callable[[str], bool] = lambda _: False,
         member: Member | None = None,
+        runs: Runs | None = None,
         ordered: OrderedIncarnations | None = None,
         observe: Callable[[ResourceKey, UpdateLedger], AccumulatorObserver] = lambda _, __: Unobserved(),
     ) -> None:
@@ -77,11 +79,12 @@ class ParametersRegistry:
 
         `wall_clock` has the nanoseconds since 1970. `member` is the place of the server in a cluster, whose other
         servers have parameters of other names. `ordered` makes the incarnations of sharded parameters. `observe`
-        returns the observer of new parameters with a ledger.
+        returns the observer of new parameters with a ledger. `runs` keeps what has been deleted.
         """
         self.factory = factory
         self._lifetimes = lifetimes
         self._stepper = stepper
+        self._runs = Runs(wall_clock) if runs is None else runs
         self._new_incarnation = new_incarnation
         self._journals = journals
         self._wall_clock = wall_clock
@@ -375,6 +378,8 @@ class ParametersRegistry:
         """Fails all waiting calls because the server is shutting down."""
         self.creators.close(UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN"))
         for key, parameters in self._parameters:
+            if parameters.spec.durability is Durability.NONE:
+                self._runs.end("parameters", key, parameters.rounds.global_step, STOPPED, parameters.metrics)
             parameters.close(
                 UnavailableError(f"the server is shutting down; parameters {str(key)!r} end", code="GS_SHUTTING_DOWN")
             )
@@ -386,6 +391,7 @@ class ParametersRegistry:
         self._reservations.pop(key).close()
         if self._journals is not None:
             self._journals.end(key)
+        self._runs.end("parameters", key, parameters.rounds.global_step, reason or DELETED, parameters.metrics)
         why = "" if reason is None else f": {reason}"
         parameters.close(AbortedError(f"parameters {str(key)!r} were deleted{why}", code="GS_DELETED"))
         return True
@@ -432,6 +438,8 @@ class ParametersRegistry:
         parameters = Parameters(str(key), spec, incarnation, machine)
         self._reservations[key] = own
         self._parameters.add(key, parameters, lifetime)
+        if not spec.follows:
+            self._runs.begin("parameters", key, lifetime.owner, incarnation)
         return parameters
 
     def _shard(

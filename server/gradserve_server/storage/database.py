@@ -26,7 +26,7 @@ from gradserve_server.storage.directory import (
 )
 from gradserve_server.storage.segments import remove_segments
 
-FORMAT = 5
+FORMAT = 6
 """The format that this version writes. `_UPGRADES` leads there from all earlier ones."""
 
 _FIRST = """
@@ -204,7 +204,24 @@ CREATE TABLE parameters_part (  -- what a shard holds of updates, until no round
 ) STRICT, WITHOUT ROWID;
 """
 
-_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD, 3: _FOURTH, 4: _FIFTH}
+_SIXTH = """
+CREATE TABLE accumulator_round ( -- what was seen of the last rounds, for the status
+    accumulator INTEGER NOT NULL REFERENCES accumulator ON DELETE CASCADE,
+    round INTEGER NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (accumulator, round)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE run (              -- accumulators and parameters, durable or not: those that exist, and the last others
+    id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    container TEXT NOT NULL,
+    name TEXT NOT NULL,
+    has_ended INTEGER NOT NULL DEFAULT 0,
+    record TEXT NOT NULL
+) STRICT;
+"""
+
+_UPGRADES: dict[int, str] = {0: _FIRST, 1: _SECOND, 2: _THIRD, 3: _FOURTH, 4: _FIFTH, 5: _SIXTH}
 """The statements that lead from each format to the next one."""
 
 

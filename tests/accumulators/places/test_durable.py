@@ -115,7 +115,7 @@ class FailingJournal:
     async def reserve(self, num_bytes: int) -> None:
         self._check("reserve")
 
-    async def settle(self, average: Average, answered: Sequence[Any]) -> None:
+    async def settle(self, average: Average, answered: Sequence[Any], seen: object = None) -> None:
         self._check("settle")
         assert isinstance(average.values[""], np.ndarray)
 

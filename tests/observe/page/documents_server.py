@@ -53,6 +53,9 @@ class _Documents(Snapshot):
             num_accumulators=len(found),
             parameters=parameters,
             num_parameters=len(parameters),
+            past_runs=tuple(
+                [each for each in self.whole.past_runs if part in f"{each.container}/{each.name}".casefold()]
+            ),
         )
 
 

@@ -11,6 +11,7 @@ from gradserve_protocol.server_status import (
     ArrivalStatus,
     ErrorStatus,
     EvaluationStatus,
+    PastRun,
     RoundStatus,
     WeightStatus,
 )
@@ -104,6 +105,28 @@ async def test_rounds_are_replayed_under_other_rules(page: Page) -> None:
     rows = await cells(page, "rules")
     assert {row[0] for row in rows} == {"4", "3", "2", "1"}
     assert any(row[1] != NOTHING for row in rows)
+
+
+async def test_past_runs_are_fetched_when_they_are_opened_and_found_by_the_filter(
+    opened: OpenPage, documents: DocumentsServer
+) -> None:
+    runs = (
+        PastRun("parameters", "default", "llm", "1", 1.7e9, 1.7e9 + 60, 1200, {"loss": 0.25}, "deleted"),
+        PastRun("accumulator", "team", "<i>net</i>", "2", 1.7e9, 0.0, 0, {}, "lost when the server was started again"),
+    )
+    documents.document = replace(document(START_SECONDS), past_runs=runs)
+    page = await opened.at(documents.url)
+    assert all(not each.max_past_runs for each in documents.requests)
+    await page.locator("#past summary").click()
+    await expect(page.locator("#past-runs tbody tr")).to_have_count(2)
+    (first, second) = await cells(page, "past-runs")
+    assert [first[at] for at in (0, 1, 2, 5, 6)] == ["llm", "parameters", "1,200", "loss 0.25", "deleted"]
+    assert "2023" in first[3]
+    assert [second[at] for at in (0, 2, 4, 5)] == ["team/<i>net</i>", NOTHING, NOTHING, NOTHING]
+    await page.locator("#filter").fill("NET")
+    await expect(page.locator("#past-runs tbody tr")).to_have_count(1)
+    await page.locator("#filter").fill("none of them")
+    await expect(page.locator("#past-runs-empty")).to_have_text("No past run has “none of them” in its name.")
 
 
 async def test_bytes_memory_layers_calls_and_errors_are_shown(page: Page) -> None:

@@ -89,14 +89,14 @@ def lose_a_pending_event(patch: pytest.MonkeyPatch) -> None:
 
 
 def publish_before_settling(patch: pytest.MonkeyPatch) -> None:
-    async def settle(self: Any, average: Any, answered: Any) -> None:
+    async def settle(self: Any, average: Any, answered: Any, *seen: Any) -> None:
         async def commit(change: Change) -> None:
             outer.add(change)
 
         outer = self.store
         self.store = _With(outer, commit=commit)
         try:
-            await real(self, average, answered)
+            await real(self, average, answered, *seen)
         finally:
             self.store = outer
 

@@ -39,6 +39,7 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
         max_accumulators: int = 100,
         max_rounds: int = 20,
         max_workers: int = 50,
+        max_past_runs: int = 0,
         request_id: int | None = None,
     ) -> Operation[ServerStatus]:
         """Takes a picture of the server: accumulators and parameters with their last rounds, workers, calls, errors.
@@ -52,6 +53,7 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
             max_accumulators: How many accumulators to describe, and how many parameters, at most 1,000.
             max_rounds: How many of the last rounds of each, at most 20.
             max_workers: How many workers, at most 1,000.
+            max_past_runs: How many deleted accumulators and parameters, at most 256.
             request_id: The id of a call to look up, as errors have it; of a call that a client of the same identity has
                 made. A number of up to 64 bits is one of this client's calls.
 
@@ -62,7 +64,13 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
             InvalidArgumentError: The order is unknown, or a maximum is out of range.
         """
         call = None if request_id is None else self._ids.call(request_id)
-        return server_status(container, name_contains, order, max_accumulators, max_rounds, max_workers, call)
+        maxima = {
+            "max_accumulators": max_accumulators,
+            "max_rounds": max_rounds,
+            "max_workers": max_workers,
+            "max_past_runs": max_past_runs,
+        }
+        return server_status(container, name_contains, order, maxima, call)
 
     def settle(self, timeout: float | None) -> Operation[None]:
         """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.session`."""

@@ -14,7 +14,7 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.journal import AccumulatorJournals, FileJournal, ShardJournal
+from gradserve_server.accumulators.journal import AccumulatorJournals, FileJournal, ShardJournal, seen_rounds
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.records import ACCUMULATORS, average_of, contribution_of, joined, spec_of
@@ -147,6 +147,7 @@ async def make_again(
     ledger, position = read_ledger(store, row.number, calls)
     journal = journal_of(position)
     accumulator = registry.restore(row.key, row.spec, row.lifetime, row.incarnation, ledger, journal)
+    accumulator.see_again(seen_rounds(store, row.number))
     for average, answered in averages:
         await accumulator.keep_again(average, answered)
     gradients = store.rows(

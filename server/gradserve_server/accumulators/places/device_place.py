@@ -13,6 +13,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Event, GradientAnswered
 from gradserve_server.accumulators.places.place import AllocateAverage, AverageCopies, Place
+from gradserve_server.accumulators.rounds import SeenRound
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device, Reducer, with_all_memory
 from gradserve_server.errors import ResourceExhaustedError
@@ -210,11 +211,11 @@ class DeviceJournal:
             self._reserved.settle(0)
             raise
 
-    async def settle(self, average: Average, answered: Sequence[RequestId]) -> None:
+    async def settle(self, average: Average, answered: Sequence[RequestId], seen: SeenRound | None = None) -> None:
         """Settles the copy of an average on the host."""
         self._reserved.settle(0)  # taken again at once
         try:
-            await self._journal.settle(await average.on_host(), answered)
+            await self._journal.settle(await average.on_host(), answered, seen)
         except BaseException:
             average.release()
             raise

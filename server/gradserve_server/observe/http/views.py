@@ -41,7 +41,7 @@ _ARRIVALS_PER_ITEM = 4
 """The gradients that are serialized in the time of one item of a turn."""
 _MOST_REPLAYED = 10
 """The accumulators and parameters whose rounds are replayed in one answer."""
-_NUMBERS = ("max_accumulators", "max_rounds", "max_workers")
+_NUMBERS = ("max_accumulators", "max_rounds", "max_workers", "max_past_runs")
 _TEXTS = ("container", "name_contains")
 T = TypeVar("T")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from heapq import nlargest, nsmallest
 from itertools import islice
@@ -15,6 +14,7 @@ from gradserve_protocol.server_status import (
     ArrivalStatus,
     LayerStatus,
     ParametersStatus,
+    PastRun,
     RequestStatus,
     RoundStatus,
     ServerStatus,
@@ -27,17 +27,9 @@ from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.limits import MAX_NAME_BYTES, check_length, quoted
 from gradserve_server.observe.rounds import History, RoundRecord, median_seconds
 from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.resources.runs import MOST_PAST, Run, run_of
 from gradserve_server.runtime.event_loop import InTurns, Turn
 from gradserve_server.security.identity import ANONYMOUS, Identity
-
-_BESIDE_A_RUN = re.compile(r"(.+)/[0-9a-f]{40}/.+", re.DOTALL)
-"""NAME/INCARNATION/PURPOSE: internal accumulators of `gradserve.training`, e.g. for initial parameters."""
-
-
-def run_of(name: str) -> str | None:
-    """Returns the training run to which an internal accumulator belongs; None if the accumulator is not internal."""
-    found = _BESIDE_A_RUN.fullmatch(name)
-    return None if found is None else found[1]
 
 
 class Order(Enum):
@@ -67,6 +59,7 @@ class StatusRequest:
         max_accumulators: The most accumulators to describe.
         max_rounds: The most rounds of each.
         max_workers: The most workers.
+        max_past_runs: The most deleted accumulators and parameters.
         call: The call to look up; None for none.
     """
 
@@ -77,6 +70,7 @@ class StatusRequest:
     max_accumulators: int = 100
     max_rounds: int = 20
     max_workers: int = 50
+    max_past_runs: int = 0
     call: RequestId | None = None
 
     def asks_for(self, key: ResourceKey, owner: str) -> bool:
@@ -103,10 +97,15 @@ class StatusRequest:
         """
         for name in ("container", "name_contains"):
             check_length(getattr(self, name), MAX_NAME_BYTES, name)
-        for name, most in (("max_accumulators", 1000), ("max_rounds", 20), ("max_workers", 1000)):
+        for name, least, most in (
+            ("max_accumulators", 1, 1000),
+            ("max_rounds", 1, 20),
+            ("max_workers", 1, 1000),
+            ("max_past_runs", 0, MOST_PAST),
+        ):
             value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise InvalidArgumentError(f"expected 1 to {most}, got {value}", field=name)
+            if not least <= value <= most:
+                raise InvalidArgumentError(f"expected {least} to {most}, got {value}", field=name)
         if self.container and self.user.role_in(self.container) is None:
             raise PermissionDeniedError(
                 f"the status of the container {quoted(self.container)} needs a role there; {self.user.name!r} has none",
@@ -116,6 +115,7 @@ class StatusRequest:
 
 StatusT = TypeVar("StatusT", AccumulatorStatus, ParametersStatus)
 MOST_LAYERS = 1000
+_OF_PAST_RUNS = tuple([each.name for each in fields(PastRun)])
 MOST_WORKERS = 500
 """The most workers that a round lists."""
 _MOST_REQUESTS = 100
@@ -134,6 +134,7 @@ class Snapshot:
         layers: Its layers, in no particular order.
         parameters: Its parameters, in no particular order.
         looked_up: What they know of the call that was looked up.
+        past: The runs that have ended, the latest first.
     """
 
     server: ServerStatus
@@ -142,6 +143,7 @@ class Snapshot:
     layers: Sequence[LayerSnapshot] = ()
     parameters: Sequence[RoundsSnapshot[ParametersStatus]] = ()
     looked_up: Sequence[RequestStatus] = ()
+    past: Sequence[Run] = ()
     _described: dict[tuple[type, ResourceKey, int], Any] = field(default_factory=dict, repr=False)
     """Descriptions by kind, key and number of rounds; pictures share them."""
 
@@ -162,7 +164,11 @@ class Snapshot:
             num_layers=num_layers,
             requests=tuple(self.looked_up[:_MOST_REQUESTS]),
             errors=self.server.errors if request.user.reaches_all else (),
+            past_runs=tuple(islice(map(_past_run, self._past_of(request)), request.max_past_runs)),
         )
+
+    def _past_of(self, request: StatusRequest) -> Iterator[Run]:
+        return (each for each in self.past if request.asks_for(each.key, each.owner))
 
     async def _pictured(
         self, snapshots: Sequence[RoundsSnapshot[StatusT]], request: StatusRequest, ranking: WorkerRanking
@@ -184,6 +190,11 @@ class Snapshot:
         if found is None:
             found = self._described[name] = snapshot.described(self.started, max_rounds)
         return found
+
+
+def _past_run(run: Run) -> PastRun:
+    values = {name: getattr(run, name) for name in _OF_PAST_RUNS}
+    return PastRun(**values)
 
 
 def _ordered(found: Sequence[RoundsSnapshot[StatusT]], request: StatusRequest) -> Sequence[RoundsSnapshot[StatusT]]:

@@ -19,16 +19,16 @@ from gradserve_protocol.server_status import (
     WeightStatus,
 )
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.rounds import KEPT_ROUNDS
 from gradserve_server.observe.calls import Histogram, MethodCalls, Way
 from gradserve_server.observe.observed import Observed, UpdateHistory
-from gradserve_server.observe.rounds import KEPT_ROUNDS, Histories, Totals
+from gradserve_server.observe.rounds import Histories, Totals
 from gradserve_server.observe.status.snapshot import (
     MOST_WORKERS,
     LayerSnapshot,
     RoundsSnapshot,
     Snapshot,
     StatusRequest,
-    run_of,
     snapshot_of,
     some_of,
 )
@@ -40,6 +40,7 @@ from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.resources.runs import Runs, run_of
 from gradserve_server.runtime.event_loop import InTurns, Turn
 from gradserve_server.storage.backup_schedule import BackupFigures
 
@@ -92,9 +93,15 @@ class StatusSource:
     """Takes snapshots of the server. Used on the server's event loop only."""
 
     def __init__(
-        self, facts: ServerFacts, registry: AccumulatorRegistry, parameters: ParametersRegistry, observed: Observed
+        self,
+        facts: ServerFacts,
+        registry: AccumulatorRegistry,
+        parameters: ParametersRegistry,
+        observed: Observed,
+        runs: Runs,
     ) -> None:
         self.facts = facts
+        self._runs = runs
         self._registry = registry
         self._parameters = parameters
         self._observed = observed
@@ -135,7 +142,7 @@ class StatusSource:
                     requests.append(_request_status("parameters", key, parameters.ledger.outcome_of(call)))
         layers = [each async for each in InTurns(self.facts.layers())]
         known = [each for each in requests if each.outcome]
-        return Snapshot(self._without_parts(), self._started, accumulators, layers, found, known)
+        return Snapshot(self._without_parts(), self._started, accumulators, layers, found, known, self._runs.past)
 
     async def figures(self) -> Figures:
         """Returns the metrics of the server."""

@@ -253,6 +253,7 @@ def decode_status_request(request: status_messages_pb2.GetServerStatusRequest, u
         max_accumulators=request.max_accumulators or default.max_accumulators,
         max_rounds=request.max_rounds or default.max_rounds,
         max_workers=request.max_workers or default.max_workers,
+        max_past_runs=request.max_past_runs,
         call=decode_request_id(request.request_id, b"", user) if request.HasField("request_id") else None,
     )
 

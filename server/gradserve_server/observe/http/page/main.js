@@ -7,6 +7,7 @@ import { byId, setText } from "./elements.js";
 import { ago, bytes, count, number, wholeSeconds } from "./format.js";
 import { Methods } from "./methods.js";
 import { asAccumulator, PARAMETERS, ParametersList } from "./parameters.js";
+import { PastRuns } from "./past.js";
 import { Rates } from "./rates.js";
 import { Memory, Traffic } from "./resources.js";
 import { Table } from "./table.js";
@@ -30,6 +31,7 @@ let asking = false;
 
 const workers = new Workers();
 const whatIf = new WhatIf();
+const past = new PastRuns();
 const detail = new Detail((ranked, uptime) => workers.show(ranked, uptime));
 const tiles = new Tiles(byId("tiles"));
 const traffic = new Traffic();
@@ -86,6 +88,7 @@ function connect() {
       view.selected ??= first(status);
       show(true);
       showDetail();
+      showPast();
     },
     lost(reason, pause) {
       state("lost", "No connection");
@@ -131,6 +134,15 @@ function show(isNew = false) {
   methods.show(latest.methods ?? [], rates);
   layers.show(latest.layers ?? [], (layer) => JSON.stringify([layer.container, layer.name]));
   errors.show(latest.errors ?? [], (error) => `${error.method} ${error.code}`);
+}
+
+async function showPast() {
+  try {
+    await past.show(view.filter, token());
+  } catch (error) {
+    if (error instanceof TokenWanted) wantToken(error);
+    // Whatever else is wrong, the stream finds it too, and says so.
+  }
 }
 
 /** Asks for all rounds of what is selected alone: those of all would be much. */
@@ -206,5 +218,6 @@ document.addEventListener("keydown", (event) => {
   }
 });
 byId("what-if").addEventListener("toggle", () => showDetail());
+byId("past").addEventListener("toggle", () => showPast());
 document.title = `${location.host} · gradserve`;
 connect();

@@ -1,0 +1,46 @@
+// The accumulators and parameters that are gone.
+
+import { titleOf } from "./accumulators.js";
+import { fetchStatus } from "./connection.js";
+import { listed } from "./curves.js";
+import { byId, setText } from "./elements.js";
+import { count, number } from "./format.js";
+import { Table } from "./table.js";
+
+const MOST = 256;
+const PAUSE_SECONDS = 10;
+
+/** A time in seconds since 1970, in the time zone of the reader. */
+const at = (seconds) => (seconds ? new Date(1000 * seconds).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }) : "–");
+
+/** Asks the server while its part of the page is open: at once for another filter, otherwise every now and then. */
+export class PastRuns {
+  #asked;
+  #at = 0;
+
+  constructor() {
+    this.node = byId("past");
+    this.table = new Table("past-runs", [
+      { class: "id", write: (run) => titleOf(run), title: (run) => run.incarnation },
+      { class: "code", write: (run) => run.kind },
+      { class: "number", write: (run) => (number(run.step) ? count(number(run.step)) : "–") },
+      { class: "number", write: (run) => at(number(run.begun)) },
+      { class: "number", write: (run) => at(number(run.ended)) },
+      { class: "ids", write: (run) => listed(run.metrics ?? {}) || "–" },
+      { class: "message", write: (run) => run.reason },
+    ]);
+  }
+
+  /** Shows those whose names contain a text. */
+  async show(filter, token, now = performance.now() / 1000) {
+    const isNew = filter !== this.#asked;
+    if (!this.node.open || (!isNew && now - this.#at < PAUSE_SECONDS)) return;
+    this.#asked = filter;
+    this.#at = now;
+    const query = { max_past_runs: MOST, max_accumulators: 1, max_rounds: 1, max_workers: 1, ...(filter ? { name_contains: filter } : {}) };
+    const { past_runs: found = [] } = await fetchStatus(query, token);
+    if (filter !== this.#asked) return;
+    this.table.show(found, (run) => `${run.kind} ${run.incarnation} ${run.container}/${run.name}`);
+    setText(byId("past-runs-empty"), filter ? `No past run has “${filter}” in its name.` : "Nothing has been deleted.");
+  }
+}
