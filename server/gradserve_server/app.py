@@ -29,6 +29,7 @@ from gradserve_server.errors import UnavailableError
 from gradserve_server.layers.batch_norm.layer import LayerEnvironment
 from gradserve_server.layers.batch_norm.registry import LayerRegistry
 from gradserve_server.layers.batch_norm.restoring import restore_layers
+from gradserve_server.observe.logs import LogMemory
 from gradserve_server.observe.observed import Observed, Summary, wanted_tracer
 from gradserve_server.observe.port import HttpContext, ObservationPort
 from gradserve_server.observe.status.snapshot import layer_snapshots
@@ -216,6 +217,7 @@ class Server:
             self.services.all, self.services.admission, limits, self._certificates, self.observed.traffic.grpc
         )
         self.sockets = self._make_sockets()
+        self._logs = LogMemory()
         self.observation = ObservationPort(
             config.listen.http_listen,
             HttpContext(
@@ -224,6 +226,7 @@ class Server:
                 asks_for_token=self.access is not None,
                 hosts=config.listen.http_host,
                 tls=None if self._certificates is None else context_of(self._certificates),
+                logs=self._logs,
             ),
         )
 
@@ -448,6 +451,7 @@ class Server:
             ResourceExhaustedError: The limits allow less than what there is in the state.
             OSError: An address cannot be bound, or the file cannot be written.
         """
+        self._logs.open()
         state = self._state
         if state is not None:
             allocate, to_host = self._processors.pool.empty, self._residence.copy_to_host
@@ -520,6 +524,7 @@ class Server:
         self.lifetimes.clients.close(UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN"))
         await asyncio.gather(self.listener.drain(grace), self.sockets.drain(grace))
         await self.observation.close()
+        self._logs.close()
         for task in (*self._lasting, self._trimming):
             if task is not None:
                 task.cancel()

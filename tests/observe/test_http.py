@@ -220,6 +220,11 @@ def test_connections_beyond_the_limit_end_and_the_port_goes_on(local: LocalServe
         ("/api/what-if", "", 401),
         ("/api/what-if?container=team", "worker", 200),
         ("/api/what-if?container=elsewhere", "worker", 403),
+        ("/api/logs", "", 401),
+        ("/api/logs", "unknown", 401),
+        ("/api/logs", "worker", 403),
+        ("/api/logs", "overseer", 403),
+        ("/api/logs", "admin", 200),
         ("/healthz", "", 200),
         ("/nothing", "", 404),
     ],
@@ -238,6 +243,53 @@ def test_with_tokens_each_sees_what_is_its_own(guarded: LocalServer, path: str, 
             1,
         )
         assert answer.json["errors"] == []
+
+
+def test_the_log_is_found_by_level_and_text(local: LocalServer) -> None:
+    log = logging.getLogger("gradserve_server.test_of_the_log")
+    log.setLevel(logging.DEBUG)
+    for level in ("debug", "info", "warning"):
+        getattr(log, level)("the <b>%s</b> line\nof two", level)
+    log.error("failed", exc_info=ValueError("a reason"))
+    elsewhere = logging.getLogger("another program")
+    elsewhere.error("not of the server: test_of_the_log")
+
+    def found(query: str) -> list[tuple[str, str]]:
+        lines = get(url_of(local), f"/api/logs?{query}").json["lines"]
+        return [(each["level"], each["message"]) for each in lines if each["logger"] == log.name]
+
+    lines = [(name.upper(), f"the <b>{name}</b> line\nof two") for name in ("debug", "info", "warning")]
+    assert found("contains=TEST_OF_THE_LOG") == [*lines, ("ERROR", "failed\nValueError: a reason")]
+    assert found("contains=LINE&level=info") == lines[1:]
+    assert found("contains=line&most=1") == lines[2:]
+    assert not any("another program" in each["logger"] for each in get(url_of(local), "/api/logs").json["lines"])
+
+
+def test_lines_about_a_call_have_its_request_id(local: LocalServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gradserve_server.calls")
+    with gradserve.connect(local.address) as client, pytest.raises(gradserve.NotFoundError):
+        client.get(gradserve.TensorHandle("no such tensor of the log", np.dtype(np.float32), (1,)))
+    lines = get(url_of(local), "/api/logs?contains=NOT_FOUND").json["lines"]
+    assert lines
+    request_id = lines[-1]["request_id"]
+    assert request_id
+    found = get(url_of(local), f"/api/logs?contains={request_id}").json["lines"]
+    assert {each["request_id"] for each in found} == {request_id}
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("most=0", "most: expected 1 to 1000, got '0'"),
+        ("most=1001", "most: expected 1 to 1000"),
+        ("level=loud", "level: expected one of debug, info, warning, error, got 'loud'"),
+        ("contain=x", "expected most, level, contains in the query, got 'contain'"),
+    ],
+)
+def test_a_wish_for_the_log_that_cannot_be(local: LocalServer, query: str, message: str) -> None:
+    answer = get(url_of(local), f"/api/logs?{query}")
+    assert answer.status == 400
+    assert message in answer.json["error"]
 
 
 def test_the_port_is_encrypted_where_the_server_is(tmp_path: Path) -> None:

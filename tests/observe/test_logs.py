@@ -14,7 +14,7 @@ import gradserve
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_server.observe.calls import CallRecord, Origin
-from gradserve_server.observe.logs import FailureLog, JsonFormatter, TextFormatter
+from gradserve_server.observe.logs import FailureLog, JsonFormatter, LogMemory, TextFormatter
 from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.command_line import run_cli
@@ -40,6 +40,25 @@ def record_of(message: str, *, failed: bool = False, **extra: object) -> logging
     record = logging.LogRecord("gradserve_server.x", logging.INFO, __file__, 1, message, (), exception)
     vars(record).update(extra)
     return record
+
+
+def test_the_latest_lines_are_kept_and_long_ones_cut() -> None:
+    memory = LogMemory(most=2)
+    for message in ("first", "second", "x" * 5000):
+        memory.handle(record_of(message))
+    lines = memory.latest(10)
+    assert [(each.number, each.message[:6], len(each.message)) for each in lines] == [
+        (2, "second", 6),
+        (3, "xxxxxx", 4004),
+    ]
+    assert [each.number for each in memory.latest(1)] == [3]
+
+
+def test_a_server_that_has_ended_keeps_no_lines() -> None:
+    handlers = list(logging.getLogger("gradserve_server").handlers)
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)):
+        assert len(logging.getLogger("gradserve_server").handlers) == len(handlers) + 1
+    assert logging.getLogger("gradserve_server").handlers == handlers
 
 
 def test_lines_as_json_are_objects_with_all_that_is_known() -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +12,11 @@ from gradserve_protocol.printing import visible, visible_lines
 from gradserve_server.observe.calls import CallRecord, current_call
 
 _log = logging.getLogger("gradserve_server.calls")
+_server_log = logging.getLogger("gradserve_server")
+LEVELS = ("debug", "info", "warning", "error")
+MOST_LINES = 1000
+"""The lines of the log that are kept in memory: most take 200 bytes, and none more than 4 KB (ASCII)."""
+_MOST_KEPT_CHARACTERS = 4000
 _BURST = 5.0
 _SECONDS_FOR_ONE = 12.0
 _MOST_CHARACTERS = 300
@@ -75,6 +81,86 @@ def configure(level: str, line_format: str) -> None:
     handler.setFormatter(JsonFormatter() if line_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("numba").setLevel("INFO")  # at debug it writes a megabyte for each kernel
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of the log.
+
+    Attributes:
+        number: Its number, from 1 on.
+        time: When it was written, in seconds since 1970.
+        level: Its level, e.g. "WARNING".
+        logger: The name of its logger.
+        message: Its message with any traceback, at most 4,000 characters of it.
+        request_id: The id of the call that it is about; empty if it is about none.
+    """
+
+    number: int
+    time: float
+    level: str
+    logger: str
+    message: str
+    request_id: str
+
+
+class LogMemory(logging.Handler):
+    """The latest lines of the server's log, whatever the process does with its log otherwise.
+
+    Loggers belong to the process: servers of one process have the same lines. Thread-safe.
+    """
+
+    def __init__(self, most: int = MOST_LINES) -> None:
+        """Takes the most lines to keep."""
+        super().__init__()
+        self._lines: deque[LogLine] = deque(maxlen=most)
+        self._last_number = 0
+        self._formatter = logging.Formatter()
+
+    def open(self) -> None:
+        """Begins to keep lines."""
+        _server_log.addHandler(self)
+
+    def close(self) -> None:
+        """Ends it."""
+        _server_log.removeHandler(self)
+        super().close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps a line. Called with the lock held."""
+        try:
+            message = self._formatter.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        if len(message) > _MOST_KEPT_CHARACTERS:
+            message = f"{message[:_MOST_KEPT_CHARACTERS]} ..."
+        self._last_number += 1
+        self._lines.append(
+            LogLine(self._last_number, record.created, record.levelname, record.name, message, _request_id(record))
+        )
+
+    def latest(self, most: int, *, level: str = "debug", contains: str = "") -> list[LogLine]:
+        """Returns the latest lines that fit, the oldest first.
+
+        Args:
+            most: The most lines.
+            level: The lowest level, e.g. "warning".
+            contains: A part of the message, of the name of the logger or of the request id, whatever its case.
+        """
+        self.acquire()
+        try:
+            lines = list(self._lines)
+        finally:
+            self.release()
+        least, wanted = logging.getLevelNamesMapping()[level.upper()], contains.casefold()
+        fitting = [
+            each
+            for each in lines
+            if logging.getLevelNamesMapping().get(each.level, least) >= least
+            and wanted in f"{each.message}\n{each.logger}\n{each.request_id}".casefold()
+        ]
+        return fitting[-most:]
 
 
 class FailureLog:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gradserve_protocol.address import Address
+from gradserve_server.observe.logs import LogMemory
 from gradserve_server.observe.status.source import StatusSource
 from gradserve_server.runtime.files import reason_of
 from gradserve_server.security.identity import Credentials, Identity
@@ -37,6 +38,7 @@ class HttpContext:
         asks_for_token: Whether requests must carry a token.
         hosts: The names of this server that Host headers may contain, besides localhost.
         tls: The certificates; None if the port is not encrypted.
+        logs: The latest lines of the log.
     """
 
     status: StatusSource
@@ -44,6 +46,7 @@ class HttpContext:
     asks_for_token: bool
     hosts: tuple[str, ...]
     tls: ssl.SSLContext | None
+    logs: LogMemory
 
 
 class ObservationPort:
@@ -144,7 +147,8 @@ class ObservationPort:
         context = self._context
         guard = Guard(context.identify, asks_for_token=context.asks_for_token, hosts=context.hosts)
         pictures = Pictures(Latest(context.status.snapshot, server_loop))
-        port = HttpPort(Views(guard, pictures, Latest(context.status.figures, server_loop)), context.tls)
+        views = Views(guard, pictures, Latest(context.status.figures, server_loop), context.logs)
+        port = HttpPort(views, context.tls)
         stop = asyncio.Event()
         with self._lock:
             self._serving = asyncio.get_running_loop(), stop

@@ -8,6 +8,7 @@ from typing import Self
 
 from gradserve_protocol.server_status import AccumulatorStatus, ServerStatus
 from gradserve_server.errors import UnauthenticatedError
+from gradserve_server.observe.logs import LogMemory
 from gradserve_server.observe.port import HttpContext, ObservationPort
 from gradserve_server.observe.status.snapshot import Order, Snapshot, StatusRequest
 from gradserve_server.observe.status.source import ServerFacts, StatusSource
@@ -88,6 +89,7 @@ class DocumentsServer:
         document: What it shows: a document, or a function of the time that returns one.
         token: The token that it wants; None for everybody.
         requests: What clients have asked for.
+        logs: The lines of its log.
         talks: Set while it answers; without it, connections stay open and nothing comes.
     """
 
@@ -95,6 +97,7 @@ class DocumentsServer:
         self.document = shown
         self.token: str | None = None
         self.requests: list[StatusRequest] = []
+        self.logs = LogMemory()
         self.talks = asyncio.Event()
         self.talks.set()
         self._address = "127.0.0.1:0"
@@ -136,6 +139,7 @@ class DocumentsServer:
             asks_for_token=self.token is not None,
             hosts=(),
             tls=None,
+            logs=self.logs,
         )
         return ObservationPort(self._address, shown)
 

@@ -1,5 +1,6 @@
 """What the status page shows of a document, in a browser."""
 
+import logging
 import math
 from dataclasses import replace
 
@@ -127,6 +128,23 @@ async def test_past_runs_are_fetched_when_they_are_opened_and_found_by_the_filte
     await expect(page.locator("#past-runs tbody tr")).to_have_count(1)
     await page.locator("#filter").fill("none of them")
     await expect(page.locator("#past-runs-empty")).to_have_text("No past run has “none of them” in its name.")
+
+
+async def test_the_log_is_shown_when_it_is_opened_and_searched(opened: OpenPage, documents: DocumentsServer) -> None:
+    for level, message in ((logging.INFO, "a round of <i>net</i>"), (logging.ERROR, "a disk is full")):
+        documents.logs.handle(logging.LogRecord("gradserve_server.x", level, __file__, 1, message, (), None))
+    page = await opened.at(documents.url)
+    await page.locator("#log summary").click()
+    rows = page.locator("#log-lines tbody tr")
+    await expect(rows).to_have_count(2)
+    assert [row[1:] for row in await cells(page, "log-lines")] == [
+        ["ERROR", "a disk is full", NOTHING],
+        ["INFO", "a round of <i>net</i>", NOTHING],
+    ]
+    await page.locator("#log-filter").fill("ROUND")
+    await expect(rows).to_have_count(1)
+    await page.locator("#log-level").select_option("error")
+    await expect(page.locator("#log-lines-empty")).to_have_text("No line of the log fits.")
 
 
 async def test_bytes_memory_layers_calls_and_errors_are_shown(page: Page) -> None:

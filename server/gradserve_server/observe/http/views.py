@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import resources
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from gradserve_protocol.server_status import AccumulatorStatus, ParametersStatus
 from gradserve_server.errors import (
@@ -24,6 +24,7 @@ from gradserve_server.errors import (
     UnauthenticatedError,
 )
 from gradserve_server.observe.http.exchange import Answer, HeadError, Request
+from gradserve_server.observe.logs import LEVELS, MOST_LINES, LogMemory
 from gradserve_server.observe.metrics import Exposition
 from gradserve_server.observe.status.snapshot import Order, Snapshot, StatusRequest
 from gradserve_server.observe.status.source import Figures
@@ -161,6 +162,37 @@ def request_of(query: Mapping[str, str], user: Identity) -> StatusRequest:
     return StatusRequest(user=user, **values)  # type: ignore[arg-type]
 
 
+class LogQuery(TypedDict):
+    """Which lines of the log to show; see `LogMemory.latest`."""
+
+    most: int
+    level: str
+    contains: str
+
+
+def log_query_of(query: Mapping[str, str]) -> LogQuery:
+    """Returns what the query of a URL asks for: `most` lines, of a `level` or above, that contain a text.
+
+    Raises:
+        InvalidArgumentError: A name is unknown, or a value is invalid.
+    """
+    wanted = LogQuery(most=MOST_LINES, level=LEVELS[0], contains="")
+    for name, value in query.items():
+        if name == "most":
+            if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= MOST_LINES):
+                raise InvalidArgumentError(f"expected 1 to {MOST_LINES}, got {value[:40]!r}", field=name)
+            wanted["most"] = int(value)
+        elif name == "level":
+            if value not in LEVELS:
+                raise InvalidArgumentError(f"expected one of {', '.join(LEVELS)}, got {value[:40]!r}", field=name)
+            wanted["level"] = value
+        elif name == "contains":
+            wanted["contains"] = value
+        else:
+            raise InvalidArgumentError(f"expected {', '.join(wanted)} in the query, got {name[:40]!r}")
+    return wanted
+
+
 class Latest(Generic[T]):
     """The latest value of one kind. The server's loop makes one at a time, at a bounded rate, for all callers.
 
@@ -252,10 +284,11 @@ _STATUS = {UnauthenticatedError: 401, PermissionDeniedError: 403, ResourceExhaus
 class Views:
     """Answers requests that the guard accepts."""
 
-    def __init__(self, guard: Guard, pictures: Pictures, figures: Latest[Figures]) -> None:
+    def __init__(self, guard: Guard, pictures: Pictures, figures: Latest[Figures], logs: LogMemory) -> None:
         self._guard = guard
         self._pictures = pictures
         self._figures = figures
+        self._logs = logs
         self._exposition = Exposition()
         self._page = _page_files()
         self._num_viewers = 0
@@ -265,6 +298,7 @@ class Views:
             "/api/status": self._status,
             "/api/events": self._events,
             "/api/what-if": self._what_if,
+            "/api/logs": self._log_lines,
             "/healthz": self._health,
         }
 
@@ -305,6 +339,15 @@ class Views:
         if request.method == "HEAD":
             return Answer(200, b"", _JSON, more=_nothing())
         return Answer(200, await self._pictures.what_if(wanted), _JSON)
+
+    async def _log_lines(self, request: Request) -> Answer:
+        """Answers with the latest lines of the log, as JSON; only to admins of all containers."""
+        self._guard.admin(request)
+        query = log_query_of(request.query)
+        if request.method == "HEAD":
+            return Answer(200, b"", _JSON, more=_nothing())
+        lines = [dataclasses.asdict(each) for each in self._logs.latest(**query)]
+        return Answer(200, _serialized({"lines": lines}), _JSON)
 
     async def _events(self, request: Request) -> Answer:
         """Answers with a picture of the server every second, as server-sent events, until the client leaves."""
@@ -406,6 +449,20 @@ class Guard:
         identity = self.identity(request)
         if ALL_CONTAINERS not in identity.roles:
             raise PermissionDeniedError(f'metrics need a role in all containers ("*"); {identity.name!r} has none')
+        return identity
+
+    def admin(self, request: Request) -> Identity:
+        """Returns the sender of a request for the log, which may have names of all containers.
+
+        Raises:
+            UnauthenticatedError: See `identity`.
+            PermissionDeniedError: The sender is no admin of all containers.
+        """
+        identity = self.identity(request)
+        if not identity.reaches_all:
+            raise PermissionDeniedError(
+                f'the log needs the role of an admin in all containers ("*"); {identity.name!r} has not got it'
+            )
         return identity
 
     def _is_own(self, host: str) -> bool:

@@ -26,6 +26,15 @@ export async function fetchWhatIf(query, token) {
   return (await checked("api/what-if", query, token)).json();
 }
 
+/** Fetches the latest lines of the log, the oldest first; undefined if the token is not that of an admin of all containers. */
+export async function fetchLog(query, token) {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const response = await fetch(`api/logs?${new URLSearchParams(query)}`, { headers, cache: "no-store" });
+  if (response.status === 403) return undefined;
+  if (!response.ok) throw new Error(`the server answers ${response.status}`);
+  return (await response.json()).lines;
+}
+
 /**
  * Receives documents until it is closed. When the server is gone it tries again, less and less often.
  * `on.status(status)`, `on.lost(reason, seconds)` with the pause before the next attempt, `on.token(error)`, after which nothing more comes.

@@ -5,6 +5,7 @@ import { Connection, fetchStatus, TokenWanted } from "./connection.js";
 import { Detail } from "./detail.js";
 import { byId, setText } from "./elements.js";
 import { ago, bytes, count, number, wholeSeconds } from "./format.js";
+import { Log } from "./log.js";
 import { Methods } from "./methods.js";
 import { asAccumulator, PARAMETERS, ParametersList } from "./parameters.js";
 import { PastRuns } from "./past.js";
@@ -32,6 +33,7 @@ let asking = false;
 const workers = new Workers();
 const whatIf = new WhatIf();
 const past = new PastRuns();
+const log = new Log(() => showLog());
 const detail = new Detail((ranked, uptime) => workers.show(ranked, uptime));
 const tiles = new Tiles(byId("tiles"));
 const traffic = new Traffic();
@@ -89,6 +91,7 @@ function connect() {
       show(true);
       showDetail();
       showPast();
+      showLog();
     },
     lost(reason, pause) {
       state("lost", "No connection");
@@ -134,6 +137,11 @@ function show(isNew = false) {
   methods.show(latest.methods ?? [], rates);
   layers.show(latest.layers ?? [], (layer) => JSON.stringify([layer.container, layer.name]));
   errors.show(latest.errors ?? [], (error) => `${error.method} ${error.code}`);
+}
+
+async function showLog() {
+  // If the server cannot be asked, the stream finds that too, and says so.
+  await log.show(token()).catch(() => {});
 }
 
 async function showPast() {
