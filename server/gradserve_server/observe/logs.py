@@ -111,7 +111,6 @@ class LogMemory(logging.Handler):
     """
 
     def __init__(self, most: int = MOST_LINES) -> None:
-        """Takes the most lines to keep."""
         super().__init__()
         self._lines: deque[LogLine] = deque(maxlen=most)
         self._last_number = 0

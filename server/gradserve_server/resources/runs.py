@@ -84,7 +84,7 @@ class Runs:
         self._past: deque[tuple[int, Run]] = deque()
         self._live: dict[tuple[str, ResourceKey], tuple[int, Run]] = {}
         self._left: dict[tuple[str, ResourceKey], tuple[int, Run]] = {}
-        """Those that had not ended when the server did."""
+        """Runs that had not ended when the server did."""
         self._last_number = 0
         rows = [] if store is None else store.rows("SELECT id, has_ended, record FROM run ORDER BY id")
         for number, has_ended, record in rows:

@@ -163,7 +163,7 @@ def request_of(query: Mapping[str, str], user: Identity) -> StatusRequest:
 
 
 class LogQuery(TypedDict):
-    """Which lines of the log to show; see `LogMemory.latest`."""
+    """Filters of the lines of the log; see `LogMemory.latest`."""
 
     most: int
     level: str
