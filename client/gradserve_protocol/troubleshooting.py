@@ -258,6 +258,15 @@ ENTRIES = (
         "concepts/sharding.md#sharded-accumulators",
     ),
     Entry(
+        "GS_NOT_FINITE",
+        "InvalidArgumentError",
+        "a gradient or an update has infinite values or NaN, which `refuse_non_finite` keeps out",
+        "leave this step out, or lower the learning rate; look for the batch that makes them: the message names the "
+        "first value",
+        (_SHOW,),
+        "parameters.md",
+    ),
+    Entry(
         "GS_WEIGHTS_DIFFER",
         "AbortedError",
         "the weights of this worker are not those of most workers of its run",

@@ -33,7 +33,7 @@ from gradserve_server.observe.logs import LogMemory
 from gradserve_server.observe.observed import Observed, Summary, wanted_tracer
 from gradserve_server.observe.port import HttpContext, ObservationPort
 from gradserve_server.observe.status.snapshot import layer_snapshots
-from gradserve_server.observe.status.source import ServerFacts, StatusSource
+from gradserve_server.observe.status.source import ServerFacts, StatusSource, disk_of
 from gradserve_server.ops.operation import Family
 from gradserve_server.ops.registry import OPS
 from gradserve_server.ops.runner import OpRunner
@@ -322,6 +322,7 @@ class Server:
             uptime=lambda: time.monotonic() - started,
             http_url=lambda: self.observation.url,
             backups=lambda: None if self._backups is None else self._backups.figures,
+            disk=lambda: None if self._state is None else disk_of(self._state.store.path),
         )
         return StatusSource(facts, self.registry, self.parameters, self.observed, self._runs)
 

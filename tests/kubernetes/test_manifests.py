@@ -1,5 +1,6 @@
 """What Kubernetes is told: valid, up to date, and in harmony with the server's own settings and the image."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -11,13 +12,24 @@ import yaml
 
 import gradserve
 from gradserve_server.config import RuntimeConfig
-from tests.kubernetes.manifests import FOLDER, KUBECTL, SOURCES, Manifest, manifests, one, render, rendered_file
+from tests.kubernetes.manifests import (
+    DEPLOY,
+    FOLDER,
+    KUBECTL,
+    SOURCES,
+    Manifest,
+    copied,
+    manifests,
+    one,
+    render,
+    rendered_file,
+)
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = sorted(set(SOURCES) - {"jobset"})
 OLDEST = "1.29"  # the first with ReadWriteOncePod for everybody
 VERSIONS = [OLDEST, "1.32", kubernetes_validate.latest_version()]
-OTHERS_RESOURCES = {"JobSet", "PodMonitor"}
+OTHERS_RESOURCES = {"JobSet", "PodMonitor", "PrometheusRule"}
 CUT_OFF_SECONDS = 1
 """Anything that delays the exit is cut off so long after the drain time."""
 
@@ -52,6 +64,26 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 @pytest.mark.parametrize("name", SOURCES)
 def test_rendered_files_are_up_to_date(name: str) -> None:
     assert rendered_file(name).read_text() == render(SOURCES[name]), "python -m tests.kubernetes.manifests"
+
+
+def test_rules_and_dashboard_are_those_of_every_other_deployment() -> None:
+    for path, text in copied().items():
+        assert path.read_text() == text, "python -m tests.kubernetes.manifests"
+    objects = manifests("alerts")
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    assert one("PrometheusRule", objects)["spec"] == rules
+    (board,) = [each for each in objects if each["metadata"]["name"] == "gradserve-dashboard"]
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"  # by which the sidecar of Grafana finds it
+    assert json.loads(board["data"]["gradserve.json"]) == dashboard()
+
+
+def test_the_alerts_know_servers_by_the_job_that_prometheus_gives_them() -> None:
+    objects = manifests("alerts")
+    label = one("PodMonitor", objects)["spec"]["jobLabel"]
+    job = one("StatefulSet", objects)["spec"]["template"]["metadata"]["labels"][label]
+    named = re.findall(r'job="(\w+)"', json.dumps(one("PrometheusRule", objects)).replace('\\"', '"'))
+    assert len(named) > 1
+    assert set(named) == {job}
 
 
 def test_every_overlay_is_rendered() -> None:

@@ -11,14 +11,15 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import yaml
 from pydantic import ByteSize
 
 import gradserve
 from deploy.grafana.dashboard import dashboard
-from gradserve_server.config import LimitsConfig, ServerConfig
+from gradserve_server.config import LimitsConfig, ServerConfig, StateConfig
 from gradserve_testing import LocalServer
 from tests.monitoring.prometheus import Prometheus, needs_prometheus, scraping
-from tests.observe.http_client import url_of
+from tests.observe.http_client import get, url_of
 from tests.servers.polling import eventually
 from tests.servers.runtime import NOT_WARMED_UP
 
@@ -131,6 +132,29 @@ def test_every_query_of_the_dashboard_finds_something(prometheus: Prometheus) ->
         return found
 
     eventually(empty, lambda queries: not queries)
+
+
+_METRIC = re.compile(r"\b(?:gradserve|grpc_server|process)_[a-z0-9_]+")
+
+
+def exposed(url: str) -> set[str]:
+    """Returns the names of the series of a server, whether there are any yet or not."""
+    names = set()
+    for name, kind in re.findall(r"# TYPE (\S+) (\w+)", get(url, "/metrics").text):
+        names |= {f"{name}_{part}" for part in ("bucket", "count", "sum")} if kind == "histogram" else {name}
+    return names
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_a_server_has(tmp_path: Path) -> None:
+    state = StateConfig(state_dir=str(tmp_path / "state"), backup_dir=str(tmp_path / "backups"))
+    queries = [rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    num_rules = len(queries)
+    queries += [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    wanted = {name for query in queries for name in _METRIC.findall(re.sub(r'"[^"]*"', "", query))}
+    with LocalServer(ServerConfig(state=state, runtime=NOT_WARMED_UP)) as local:
+        assert wanted - exposed(url_of(local)) == set()
+    assert num_rules > 10
+    assert len(wanted) > 20
 
 
 def test_the_dashboard_is_the_one_that_its_program_makes() -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from gradserve_server.accumulators.durable.restoring import unlimited_calls
 from gradserve_server.accumulators.gradient import Contribution, Gradient
-from gradserve_server.accumulators.rounds import KEPT_ROUNDS, Outcome, Round
+from gradserve_server.accumulators.rounds import KEPT_ROUNDS, NOT_FINITE, Outcome, Round
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape
+from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.observe.observed import UpdateHistories
 from gradserve_server.observe.rounds import MOST_LATE, MOST_WORKERS, OTHERS, Histories, History
 from gradserve_server.parameters.closing import Reason
@@ -135,10 +136,12 @@ def test_counts_outlive_their_accumulators(watched: Watched) -> None:
     watched.round(history, 1, ["a", "b"])
     history.on_answer(Contribution(1, worker_id="a"), Outcome.ALREADY_COUNTED, 4)
     history.on_repeat()
-    history.on_refusal()
+    history.on_refusal(InvalidArgumentError("no"))
+    history.on_refusal(InvalidArgumentError("no", code=NOT_FINITE))
     history.on_close()
     totals = watched.all.totals
-    assert (totals.accepted, totals.duplicate, totals.refused, totals.rounds.count) == (2, 2, 1, 1)
+    assert (totals.accepted, totals.duplicate, totals.refused, totals.rounds.count) == (2, 2, 2, 1)
+    assert totals.not_finite == 1
     assert totals.accepted_bytes == 8
     assert len(watched.all) == 0
     assert not list(watched.all.latest())

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,33 @@ def test_workers_with_other_parameters_are_counted(local: LocalServer) -> None:
             of_it = {"container": "default", "accumulator": "metrics/different"}
             assert Metrics(local).value("gradserve_accumulator_different_workers", **of_it) == (1, 0)[step]
             assert Metrics(local).value("gradserve_accumulator_compared_workers", **of_it) == len(digests)
+
+
+def test_refused_nan_is_counted_apart(local: LocalServer) -> None:
+    before = Metrics(local)
+    nan = {"w": np.array([1, np.nan, 3], np.float32)}
+    with gradserve.connect(local.address) as client:
+        acc = client.gradient_accumulator(nan, "metrics/nan", refuse_non_finite=True)
+        with pytest.raises(gradserve.InvalidArgumentError, match=r"expected finite values.*\[GS_NOT_FINITE\]"):
+            acc.apply_grad(nan)
+        with pytest.raises(gradserve.InvalidArgumentError):
+            acc.apply_grad({"w": np.ones(4, np.float32)})
+    after = Metrics(local)
+    for name, number in (
+        ("gradserve_not_finite_gradients_total", 1),
+        ("gradserve_parameters_not_finite_updates_total", 0),
+    ):
+        assert after.value(name) - before.value(name) == number
+
+
+def test_the_disk_of_the_state_is_measured(local: LocalServer, tmp_path: Path) -> None:
+    state = StateConfig(state_dir=str(tmp_path / "state"))
+    with LocalServer(ServerConfig(state=state, runtime=NOT_WARMED_UP)) as durable:
+        metrics = Metrics(durable)
+        total = metrics.value("gradserve_state_disk_bytes")
+        assert total == shutil.disk_usage(tmp_path).total
+        assert 0 < metrics.value("gradserve_state_disk_free_bytes") <= total
+    assert "gradserve_state_disk" not in get(url_of(local), "/metrics").text
 
 
 def test_parameters_have_metrics_of_their_own_beside_an_accumulator_of_the_same_name(

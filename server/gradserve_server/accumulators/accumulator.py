@@ -365,8 +365,8 @@ class Accumulator:
                 return await open_gradient(
                     lambda given: self._changes.add(call, contribution, given, pull, one_per_worker=one_per_worker)
                 )
-        except ServiceError:
-            self._observer.on_refusal()
+        except ServiceError as error:
+            self._observer.on_refusal(error)
             raise
 
     async def _check_sum(self, contribution: Contribution) -> None:

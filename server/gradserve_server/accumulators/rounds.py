@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
-from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError
+from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, ServiceError
 
 
 class Wording(NamedTuple):
@@ -20,6 +20,8 @@ class Wording(NamedTuple):
 
 
 OF_ACCUMULATORS = Wording()
+NOT_FINITE = "GS_NOT_FINITE"
+"""The code of the error about a gradient with infinite values or NaN."""
 
 
 @dataclass(eq=False)
@@ -392,7 +394,7 @@ class AccumulatorObserver(Protocol):
         """Called when a repeated call gets the answer of the first."""
         ...
 
-    def on_refusal(self) -> None:
+    def on_refusal(self, error: ServiceError) -> None:
         """Called when a gradient was not valid, or there was no memory for it."""
         ...
 
@@ -434,7 +436,7 @@ class Unobserved:
     def on_repeat(self) -> None:
         """Ignores it."""
 
-    def on_refusal(self) -> None:
+    def on_refusal(self, error: ServiceError) -> None:
         """Ignores it."""
 
     def waiting(self) -> AbstractContextManager[Wait]:

@@ -24,6 +24,7 @@ from gradserve_server.observe.status.source import (
     MOST_ACCUMULATORS,
     MOST_PARAMETERS,
     AccumulatorFigures,
+    DiskFigures,
     Figures,
     ParametersFigures,
 )
@@ -80,6 +81,8 @@ class _Server(Collector):
             yield from _upstream_families(figures.upstream, figures.passed_on)
         if figures.backups is not None:
             yield from _backup_families(figures.backups)
+        if figures.disk is not None:
+            yield from _disk_families(figures.disk)
         yield GaugeMetricFamily(
             "gradserve_kernels_ready",
             "0 while the kernels of the ops are being loaded or compiled, otherwise 1.",
@@ -144,7 +147,10 @@ def _gradient_families(totals: Totals) -> Iterator[Metric]:
     )
     num_bytes.add_metric(("accepted",), totals.accepted_bytes)
     num_bytes.add_metric(("stale",), totals.stale_bytes)
-    yield from (gradients, num_bytes)
+    not_finite = CounterMetricFamily(
+        "gradserve_not_finite_gradients", "Refused gradients with infinite values or NaN.", totals.not_finite
+    )
+    yield from (gradients, num_bytes, not_finite)
     yield from _round_families(totals)
 
 
@@ -195,7 +201,10 @@ def _update_families(totals: Totals, applying: Histogram) -> Iterator[Metric]:
     )
     num_bytes.add_metric(("accepted",), totals.accepted_bytes)
     num_bytes.add_metric(("stale",), totals.stale_bytes)
-    yield from (updates, num_bytes)
+    not_finite = CounterMetricFamily(
+        "gradserve_parameters_not_finite_updates", "Refused updates with infinite values or NaN.", totals.not_finite
+    )
+    yield from (updates, num_bytes, not_finite)
     yield from _histograms(
         (
             "gradserve_parameters_round_seconds",
@@ -420,6 +429,14 @@ def _backup_families(backups: BackupFigures) -> Iterator[Metric]:
         ("gradserve_newest_backup_seconds", "The time that it took.", backups.seconds),
     ):
         yield GaugeMetricFamily(name, text, value)
+
+
+def _disk_families(disk: DiskFigures) -> Iterator[Metric]:
+    """Returns the families of a server with a state directory."""
+    yield GaugeMetricFamily(
+        "gradserve_state_disk_free_bytes", "What the server can still write to the disk of its state.", disk.free
+    )
+    yield GaugeMetricFamily("gradserve_state_disk_bytes", "The size of the disk of its state.", disk.total)
 
 
 def _upstream_families(address: str, counts: Mapping[str, int]) -> Iterator[Metric]:

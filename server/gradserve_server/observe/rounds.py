@@ -14,7 +14,8 @@ from statistics import median
 from typing import Self, TypeVar
 
 from gradserve_server.accumulators.gradient import Contribution, DifferentWorker
-from gradserve_server.accumulators.rounds import KEPT_ROUNDS, Comparison, Outcome, Round, SeenRound, Wait
+from gradserve_server.accumulators.rounds import KEPT_ROUNDS, NOT_FINITE, Comparison, Outcome, Round, SeenRound, Wait
+from gradserve_server.errors import ServiceError
 from gradserve_server.limits import quoted
 from gradserve_server.observe.calls import ROUND_SECONDS, STEPS, Histogram, Waiting
 from gradserve_server.resources.registry import ResourceKey
@@ -186,9 +187,11 @@ class History:
         self.duplicate += 1
         self._totals.duplicate += 1
 
-    def on_refusal(self) -> None:
+    def on_refusal(self, error: ServiceError) -> None:
         self.refused += 1
         self._totals.refused += 1
+        if error.code == NOT_FINITE:
+            self._totals.not_finite += 1
 
     def about_to_end(self, step: int, num_required: int) -> SeenRound | None:
         now = self._totals.clock()
@@ -382,6 +385,7 @@ class Totals:
         stale: The number of gradients that arrived too late.
         duplicate: The number of gradients that had arrived before.
         refused: The number of gradients that were invalid or did not fit.
+        not_finite: The number of these that had infinite values or NaN.
         accepted_bytes: The bytes of accepted gradients.
         stale_bytes: The bytes of stale gradients, which were wasted.
         rounds: Seconds from each round's first gradient to its end.
@@ -396,6 +400,7 @@ class Totals:
     stale: int = 0
     duplicate: int = 0
     refused: int = 0
+    not_finite: int = 0
     accepted_bytes: int = 0
     stale_bytes: int = 0
     rounds: Histogram = field(default_factory=lambda: Histogram(ROUND_SECONDS))

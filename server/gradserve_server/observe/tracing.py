@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gradserve_server.accumulators.gradient import Contribution
     from gradserve_server.accumulators.rounds import Comparison, Round, SeenRound
+    from gradserve_server.errors import ServiceError
     from gradserve_server.resources.registry import ResourceKey
 
 ROUND = "gradserve.round"
@@ -135,8 +136,8 @@ class TracedRounds:
     def on_repeat(self) -> None:
         self._observer.on_repeat()
 
-    def on_refusal(self) -> None:
-        self._observer.on_refusal()
+    def on_refusal(self, error: ServiceError) -> None:
+        self._observer.on_refusal(error)
 
     def on_drop(self) -> None:
         self._observer.on_drop()

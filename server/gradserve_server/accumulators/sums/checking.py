@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from gradserve_protocol.arrays import DoesNotFitError
 from gradserve_server.accumulators.gradient import Array, Gradient, SparseSlices, Value
 from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.rounds import NOT_FINITE
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, shape_text
 from gradserve_server.errors import InvalidArgumentError
 
@@ -120,6 +121,7 @@ def _check_finite(components: Sequence[ComponentSpec], gradient: Gradient, place
     raise InvalidArgumentError(
         f"expected finite values{whose}, got {place.element(values, index)}{where}",
         field=_values_field(component, value),
+        code=NOT_FINITE,
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from gradserve_protocol.codecs import MalformedError
 from gradserve_server.accumulators.gradient import Array, Gradient, Packed
 from gradserve_server.accumulators.places.place import Place
+from gradserve_server.accumulators.rounds import NOT_FINITE
 from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, DType
 from gradserve_server.errors import InvalidArgumentError
 
@@ -32,11 +33,11 @@ def check_packed(spec: AccumulatorSpec, packed: Mapping[str, Packed]) -> None:
         except MalformedError as error:
             raise _error(component, str(error)) from None
         if spec.refuse_non_finite and not value.codec.is_finite(value.data):
-            raise _error(component, f"expected finite values for component {name!r}, got infinity or NaN")
+            raise _error(component, f"expected finite values for component {name!r}, got infinity or NaN", NOT_FINITE)
 
 
-def _error(component: ComponentSpec, message: str) -> InvalidArgumentError:
-    return InvalidArgumentError(message, field=f"{component.field}.packed.data")
+def _error(component: ComponentSpec, message: str, code: str | None = None) -> InvalidArgumentError:
+    return InvalidArgumentError(message, field=f"{component.field}.packed.data", code=code)
 
 
 def unpacked_bytes(packed: Mapping[str, Packed], dtypes: Mapping[str, DType]) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
 from gradserve_protocol.server_status import (
     ErrorStatus,
@@ -54,6 +58,27 @@ _PARAMETERS_ITEMS = 6
 """The same for parameters."""
 
 
+class DiskFigures(NamedTuple):
+    """The disk of a state directory.
+
+    Attributes:
+        free: The bytes that the server can still write.
+        total: All its bytes.
+    """
+
+    free: int
+    total: int
+
+
+def disk_of(path: Path) -> DiskFigures | None:
+    """Returns the disk of a state directory; None if the directory is gone, which its next record will notice."""
+    try:
+        found = shutil.disk_usage(path)
+    except OSError:
+        return None
+    return DiskFigures(found.free, found.total)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
     """A server's constant facts, and functions that return what other parts of it know.
@@ -72,6 +97,8 @@ class ServerFacts:
         uptime: Returns the seconds since the start.
         http_url: Returns the address of the status page; empty if there is none.
         backups: Returns what is known of the server's backups; None if it takes none.
+        disk: Returns the free bytes and all bytes of the disk of the state directory; None without one. It may wait for
+            the file system.
     """
 
     version: str
@@ -87,6 +114,7 @@ class ServerFacts:
     uptime: Callable[[], float] = float
     http_url: Callable[[], str] = str
     backups: Callable[[], BackupFigures | None] = lambda: None
+    disk: Callable[[], DiskFigures | None] = lambda: None
 
 
 class StatusSource:
@@ -162,6 +190,7 @@ class StatusSource:
             upstream=facts.upstream,
             passed_on=dict(facts.passed_on()),
             backups=facts.backups(),
+            disk=await asyncio.to_thread(facts.disk),
         )
 
     def _without_parts(self) -> ServerStatus:
@@ -314,6 +343,7 @@ class Figures:
         upstream: The address to which an aggregator forwards gradients; empty for other servers.
         passed_on: The counts of an aggregator.
         backups: What is known of the server's backups; None if it takes none.
+        disk: The disk of the state directory; None without one.
     """
 
     version: str
@@ -330,6 +360,7 @@ class Figures:
     upstream: str
     passed_on: Mapping[str, int]
     backups: BackupFigures | None = None
+    disk: DiskFigures | None = None
 
 
 def parameters_figures(parameters: Parameters, history: UpdateHistory) -> ParametersFigures:

@@ -1,6 +1,5 @@
 """ServerService: the server's version, devices, limits, load and status."""
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from gradserve_server.devices.device import Device
 from gradserve_server.devices.inventory import Inventory
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.observe.status.snapshot import Order, StatusRequest
-from gradserve_server.observe.status.source import StatusSource
+from gradserve_server.observe.status.source import StatusSource, disk_of
 from gradserve_server.resources.budget import Budget, Purpose
 from gradserve_server.rpc.accumulators.gradients import decode_request_id
 from gradserve_server.rpc.boundary.chain import Call
@@ -228,11 +227,8 @@ class ServerServicer:
 
 
 def _disk_usage(path: Path) -> messages_pb2.DiskUsage | None:
-    try:
-        found = shutil.disk_usage(path)
-    except OSError:  # the directory is gone, which its next record will notice
-        return None
-    return messages_pb2.DiskUsage(free_bytes=found.free, total_bytes=found.total)
+    found = disk_of(path)
+    return None if found is None else messages_pb2.DiskUsage(free_bytes=found.free, total_bytes=found.total)
 
 
 def decode_status_request(request: status_messages_pb2.GetServerStatusRequest, user: Identity) -> StatusRequest:
