@@ -241,3 +241,4 @@ class Client(BlockingFace[ClientCalls]):
     list_tensors = blocking(ClientCalls.list_tensors)
     server_info = blocking(ClientCalls.server_info)
     server_status = blocking(ClientCalls.server_status)
+    server_log = blocking(ClientCalls.server_log)

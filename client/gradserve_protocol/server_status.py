@@ -438,3 +438,37 @@ class ServerStatus:
     update_totals: GradientTotals = field(default_factory=GradientTotals)
     requests: tuple[RequestStatus, ...] = ()
     past_runs: tuple[PastRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a server's log.
+
+    Attributes:
+        number: Its number, from 1 on.
+        time: When it was written, in seconds since 1970.
+        level: Its level, e.g. "WARNING".
+        logger: The name of its logger.
+        message: Its message with any traceback; at most 4,000 characters, longer ones are cut.
+        request_id: The id of the call that it is about; empty if it is about none.
+    """
+
+    number: int = 0
+    time: float = 0.0
+    level: str = ""
+    logger: str = ""
+    message: str = ""
+    request_id: str = ""
+
+
+@dataclass(frozen=True)
+class ServerLog:
+    """Lines of a server's log.
+
+    Attributes:
+        lines: The lines, the oldest first.
+        incarnation: A random id of this run of the server: each numbers its lines from 1 on.
+    """
+
+    lines: tuple[LogLine, ...] = ()
+    incarnation: str = ""

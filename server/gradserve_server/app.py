@@ -211,13 +211,13 @@ class Server:
         self.summary = Summary(self.observed, resources.memory)
         self.aggregator: Aggregator | None = None
         """The services that forward to the server upstream; None without one."""
+        self._logs = LogMemory()
         self.services = self._make_services()
         self._certificates = server_certificates(config.tls)
         self.listener = parts.make_listener(
             self.services.all, self.services.admission, limits, self._certificates, self.observed.traffic.grpc
         )
         self.sockets = self._make_sockets()
-        self._logs = LogMemory()
         self.observation = ObservationPort(
             config.listen.http_listen,
             HttpContext(
@@ -364,6 +364,7 @@ class Server:
                 self.socket_addresses,
                 processors.compute,
                 None if self._state is None else self._state.store.path,
+                self._logs,
             ),
         }
         return Services(

@@ -12,6 +12,7 @@ import gradserve.aio
 A_MODEL = Path(__file__).parent / "parameters" / "golden.safetensors"
 CALLS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "server_info": lambda client, _: client.server_info(),
+    "server_log": lambda client, _: client.server_log(),
     "server_status": lambda client, _: client.server_status(),
     "list_accumulators": lambda client, _: client.list_accumulators(),
     "delete_accumulator": lambda client, _: client.delete_accumulator("nobody's"),

@@ -64,6 +64,7 @@ WITHOUT_LISTS = {
     "GetBatchNormVariables",
     "SetBatchNormVariables",
     "HoldClientLease",
+    "GetLog",
     "GetServerInfo",
     "IssueTicket",
     "CudnnRNNParamsSize",

@@ -245,6 +245,18 @@ def test_with_tokens_each_sees_what_is_its_own(guarded: LocalServer, path: str, 
         assert answer.json["errors"] == []
 
 
+def test_calls_get_the_log_as_the_port_does(guarded: LocalServer) -> None:
+    for token in (TOKENS["worker"], _OVERSEER):
+        with gradserve.connect(guarded.address, token=token) as client:
+            with pytest.raises(gradserve.PermissionDeniedError, match=r"admin in all containers.* \[GS_ROLE\]"):
+                client.server_log()
+    logging.getLogger("gradserve_server.x").warning("one for calls")
+    with gradserve.connect(guarded.address, token=TOKENS["admin"]) as client:
+        (line,) = client.server_log(contains="ONE FOR CALLS").lines
+        assert (line.level, line.logger) == ("WARNING", "gradserve_server.x")
+        assert client.server_log(after=line.number, contains="one for calls").lines == ()
+
+
 def test_the_log_is_found_by_level_and_text(local: LocalServer) -> None:
     log = logging.getLogger("gradserve_server.test_of_the_log")
     log.setLevel(logging.DEBUG)
@@ -261,7 +273,7 @@ def test_the_log_is_found_by_level_and_text(local: LocalServer) -> None:
     lines = [(name.upper(), f"the <b>{name}</b> line\nof two") for name in ("debug", "info", "warning")]
     assert found("contains=TEST_OF_THE_LOG") == [*lines, ("ERROR", "failed\nValueError: a reason")]
     assert found("contains=LINE&level=info") == lines[1:]
-    assert found("contains=line&most=1") == lines[2:]
+    assert found("contains=line&max_lines=1") == lines[2:]
     assert not any("another program" in each["logger"] for each in get(url_of(local), "/api/logs").json["lines"])
 
 
@@ -280,10 +292,11 @@ def test_lines_about_a_call_have_its_request_id(local: LocalServer, caplog: pyte
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("most=0", "most: expected 1 to 1000, got '0'"),
-        ("most=1001", "most: expected 1 to 1000"),
+        ("max_lines=0", "max_lines: expected 1 to 1000, got 0"),
+        ("max_lines=1001", "max_lines: expected 1 to 1000"),
+        ("after=x", "after: expected a whole number, got 'x'"),
         ("level=loud", "level: expected one of debug, info, warning, error, got 'loud'"),
-        ("contain=x", "expected most, level, contains in the query, got 'contain'"),
+        ("contain=x", "expected max_lines, level, contains, after in the query, got 'contain'"),
     ],
 )
 def test_a_wish_for_the_log_that_cannot_be(local: LocalServer, query: str, message: str) -> None:

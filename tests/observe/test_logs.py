@@ -14,7 +14,7 @@ import gradserve
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
 from gradserve_server.config import ServerConfig
 from gradserve_server.observe.calls import CallRecord, Origin
-from gradserve_server.observe.logs import FailureLog, JsonFormatter, LogMemory, TextFormatter
+from gradserve_server.observe.logs import FailureLog, JsonFormatter, LogMemory, LogRequest, TextFormatter
 from gradserve_testing import LocalServer
 from tests.security.serving import TOKENS
 from tests.servers.command_line import run_cli
@@ -46,12 +46,19 @@ def test_the_latest_lines_are_kept_and_long_ones_cut() -> None:
     memory = LogMemory(most=2)
     for message in ("first", "second", "x" * 5000):
         memory.handle(record_of(message))
-    lines = memory.latest(10)
+    lines = memory.latest(LogRequest())
     assert [(each.number, each.message[:6], len(each.message)) for each in lines] == [
         (2, "second", 6),
         (3, "xxxxxx", 4004),
     ]
-    assert [each.number for each in memory.latest(1)] == [3]
+    assert [each.number for each in memory.latest(LogRequest(max_lines=1))] == [3]
+
+
+def test_an_answer_has_a_million_characters_at_most() -> None:
+    memory = LogMemory()
+    for _ in range(300):
+        memory.handle(record_of("x" * 4000))
+    assert [each.number for each in memory.latest(LogRequest(max_lines=1000))] == list(range(51, 301))
 
 
 def test_a_server_that_has_ended_keeps_no_lines() -> None:

@@ -311,3 +311,4 @@ class Client(AsyncFace[ClientCalls]):
     list_tensors = awaiting(ClientCalls.list_tensors)
     server_info = awaiting(ClientCalls.server_info)
     server_status = awaiting(ClientCalls.server_status)
+    server_log = awaiting(ClientCalls.server_log)

@@ -12,12 +12,13 @@ from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError
 from gradserve_protocol.messages import read
 from gradserve_protocol.placement import home_of
-from gradserve_protocol.server_status import ServerStatus
+from gradserve_protocol.server_status import ServerLog, ServerStatus
 from gradserve_protocol.v1 import server_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import socket_messages_pb2, status_messages_pb2
 
 _FIELD = "address"
 _ORDERS = ("latest", "name", "rate", "waiting", "bytes")
+_LEVELS = ("debug", "info", "warning", "error")
 _MAXIMA = {
     "max_accumulators": range(1, 1001),
     "max_rounds": range(1, 1001),
@@ -149,6 +150,18 @@ def server_status(
         request.request_id.client_id, request.request_id.sequence = call
     reply: status_messages_pb2.GetServerStatusResponse = yield Unary("ServerService", "GetServerStatus", request)
     return read(reply, ServerStatus)
+
+
+def server_log(max_lines: int, level: str, contains: str, after: int) -> Operation[ServerLog]:
+    """Returns lines of the server's log."""
+    request = status_messages_pb2.GetLogRequest(
+        max_lines=as_integer(max_lines, Argument("max_lines"), range(1, 1001)),
+        level=as_choice(level, _LEVELS, Argument("level")),
+        contains=as_text(contains, Argument("contains")),
+        after=as_integer(after, Argument("after"), range(1 << 63)),
+    )
+    reply: status_messages_pb2.GetLogResponse = yield Unary("ServerService", "GetLog", request)
+    return read(reply, ServerLog)
 
 
 def _addresses(sockets: socket_messages_pb2.SocketAddresses) -> tuple[str, ...]:

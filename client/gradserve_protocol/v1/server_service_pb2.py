@@ -26,7 +26,7 @@ from gradserve_protocol.v1 import server_messages_pb2 as gradserve_dot_v1_dot_se
 from gradserve_protocol.v1 import status_messages_pb2 as gradserve_dot_v1_dot_status__messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gradserve/v1/server_service.proto\x12\x0cgradserve.v1\x1a\"gradserve/v1/server_messages.proto\x1a\"gradserve/v1/status_messages.proto2\xc9\x01\n\rServerService\x12X\n\rGetServerInfo\x12\".gradserve.v1.GetServerInfoRequest\x1a#.gradserve.v1.GetServerInfoResponse\x12^\n\x0fGetServerStatus\x12$.gradserve.v1.GetServerStatusRequest\x1a%.gradserve.v1.GetServerStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gradserve/v1/server_service.proto\x12\x0cgradserve.v1\x1a\"gradserve/v1/server_messages.proto\x1a\"gradserve/v1/status_messages.proto2\x8e\x02\n\rServerService\x12X\n\rGetServerInfo\x12\".gradserve.v1.GetServerInfoRequest\x1a#.gradserve.v1.GetServerInfoResponse\x12^\n\x0fGetServerStatus\x12$.gradserve.v1.GetServerStatusRequest\x1a%.gradserve.v1.GetServerStatusResponse\x12\x43\n\x06GetLog\x12\x1b.gradserve.v1.GetLogRequest\x1a\x1c.gradserve.v1.GetLogResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve_protocol.v1.serve
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SERVERSERVICE']._serialized_start=124
-  _globals['_SERVERSERVICE']._serialized_end=325
+  _globals['_SERVERSERVICE']._serialized_end=394
 # @@protoc_insertion_point(module_scope)

@@ -48,6 +48,11 @@ class ServerServiceStub(object):
                 request_serializer=gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusRequest.SerializeToString,
                 response_deserializer=gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusResponse.FromString,
                 _registered_method=True)
+        self.GetLog = channel.unary_unary(
+                '/gradserve.v1.ServerService/GetLog',
+                request_serializer=gradserve_dot_v1_dot_status__messages__pb2.GetLogRequest.SerializeToString,
+                response_deserializer=gradserve_dot_v1_dot_status__messages__pb2.GetLogResponse.FromString,
+                _registered_method=True)
 
 
 class ServerServiceServicer(object):
@@ -74,6 +79,18 @@ class ServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLog(self, request, context):
+        """Returns the latest lines of the server's log that are in its memory: the
+        last 1,000, at the level at which it logs. Safe to retry.
+
+        INVALID_ARGUMENT: a maximum is larger than allowed, or the level is unknown.
+        PERMISSION_DENIED: the caller has not the role of an admin in all
+        containers, whose names the lines may have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -86,6 +103,11 @@ def add_ServerServiceServicer_to_server(servicer, server):
                     servicer.GetServerStatus,
                     request_deserializer=gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusRequest.FromString,
                     response_serializer=gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusResponse.SerializeToString,
+            ),
+            'GetLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLog,
+                    request_deserializer=gradserve_dot_v1_dot_status__messages__pb2.GetLogRequest.FromString,
+                    response_serializer=gradserve_dot_v1_dot_status__messages__pb2.GetLogResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -145,6 +167,33 @@ class ServerService(object):
             '/gradserve.v1.ServerService/GetServerStatus',
             gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusRequest.SerializeToString,
             gradserve_dot_v1_dot_status__messages__pb2.GetServerStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradserve.v1.ServerService/GetLog',
+            gradserve_dot_v1_dot_status__messages__pb2.GetLogRequest.SerializeToString,
+            gradserve_dot_v1_dot_status__messages__pb2.GetLogResponse.FromString,
             options,
             channel_credentials,
             insecure,

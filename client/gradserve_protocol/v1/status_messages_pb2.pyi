@@ -435,3 +435,39 @@ class GradientTotals(_message.Message):
     accepted_bytes: int
     rounds: int
     def __init__(self, accepted: _Optional[int] = ..., stale: _Optional[int] = ..., duplicate: _Optional[int] = ..., refused: _Optional[int] = ..., accepted_bytes: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...
+
+class GetLogRequest(_message.Message):
+    __slots__ = ("max_lines", "level", "contains", "after")
+    MAX_LINES_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    max_lines: int
+    level: str
+    contains: str
+    after: int
+    def __init__(self, max_lines: _Optional[int] = ..., level: _Optional[str] = ..., contains: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+
+class GetLogResponse(_message.Message):
+    __slots__ = ("lines", "incarnation")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[LogLine]
+    incarnation: str
+    def __init__(self, lines: _Optional[_Iterable[_Union[LogLine, _Mapping]]] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class LogLine(_message.Message):
+    __slots__ = ("number", "time", "level", "logger", "message", "request_id")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    LOGGER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    time: float
+    level: str
+    logger: str
+    message: str
+    request_id: str
+    def __init__(self, number: _Optional[int] = ..., time: _Optional[float] = ..., level: _Optional[str] = ..., logger: _Optional[str] = ..., message: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...

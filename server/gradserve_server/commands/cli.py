@@ -17,6 +17,7 @@ from gradserve_server.commands.export.command import export
 from gradserve_server.commands.history import history
 from gradserve_server.commands.info import health, info
 from gradserve_server.commands.kernels import kernels
+from gradserve_server.commands.logs import logs
 from gradserve_server.commands.parameters import parameters
 from gradserve_server.commands.plan import plan
 from gradserve_server.commands.resources import ls, rm, show
@@ -91,6 +92,7 @@ for command in (
     history,
     info,
     kernels,
+    logs,
     ls,
     parameters,
     plan,

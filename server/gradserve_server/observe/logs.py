@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gradserve_protocol.printing import visible, visible_lines
+from gradserve_protocol.server_status import LogLine
+from gradserve_server.errors import InvalidArgumentError, PermissionDeniedError
+from gradserve_server.limits import quoted
 from gradserve_server.observe.calls import CallRecord, current_call
+from gradserve_server.security.identity import Identity
 
 _log = logging.getLogger("gradserve_server.calls")
 _server_log = logging.getLogger("gradserve_server")
@@ -17,6 +21,7 @@ LEVELS = ("debug", "info", "warning", "error")
 MOST_LINES = 1000
 """The lines of the log that are kept in memory: most take 200 bytes, and none more than 4 KB (ASCII)."""
 _MOST_KEPT_CHARACTERS = 4000
+_MOST_ANSWERED_CHARACTERS = 1_000_000
 _BURST = 5.0
 _SECONDS_FOR_ONE = 12.0
 _MOST_CHARACTERS = 300
@@ -83,25 +88,44 @@ def configure(level: str, line_format: str) -> None:
     logging.getLogger("numba").setLevel("INFO")  # at debug it writes a megabyte for each kernel
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """A line of the log.
+@dataclass(frozen=True, kw_only=True)
+class LogRequest:
+    """A request for lines of the log.
 
     Attributes:
-        number: Its number, from 1 on.
-        time: When it was written, in seconds since 1970.
-        level: Its level, e.g. "WARNING".
-        logger: The name of its logger.
-        message: Its message with any traceback, at most 4,000 characters of it.
-        request_id: The id of the call that it is about; empty if it is about none.
+        max_lines: The most lines, the latest ones.
+        level: The lowest level, one of `LEVELS`; empty for every line.
+        contains: A part of the message, of the name of the logger or of the request id, whatever its case.
+        after: The number that those of the lines have to exceed.
     """
 
-    number: int
-    time: float
-    level: str
-    logger: str
-    message: str
-    request_id: str
+    max_lines: int = 100
+    level: str = ""
+    contains: str = ""
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the request.
+
+        Raises:
+            InvalidArgumentError: The maximum is out of range, or the level is unknown.
+        """
+        if not 1 <= self.max_lines <= MOST_LINES:
+            raise InvalidArgumentError(f"expected 1 to {MOST_LINES}, got {self.max_lines}", field="max_lines")
+        if self.level not in ("", *LEVELS):
+            raise InvalidArgumentError(f"expected one of {', '.join(LEVELS)}, got {quoted(self.level)}", field="level")
+
+
+def check_reader(user: Identity) -> None:
+    """Checks that a caller may read the log, which may have names of all containers.
+
+    Raises:
+        PermissionDeniedError: It is no admin of all containers.
+    """
+    if not user.reaches_all:
+        raise PermissionDeniedError(
+            f'the log needs the role of an admin in all containers ("*"); {user.name!r} has not got it', code="GS_ROLE"
+        )
 
 
 class LogMemory(logging.Handler):
@@ -139,27 +163,29 @@ class LogMemory(logging.Handler):
             LogLine(self._last_number, record.created, record.levelname, record.name, message, _request_id(record))
         )
 
-    def latest(self, most: int, *, level: str = "debug", contains: str = "") -> list[LogLine]:
-        """Returns the latest lines that fit, the oldest first.
-
-        Args:
-            most: The most lines.
-            level: The lowest level, e.g. "warning".
-            contains: A part of the message, of the name of the logger or of the request id, whatever its case.
-        """
+    def latest(self, request: LogRequest) -> tuple[LogLine, ...]:
+        """Returns the latest lines that a request asks for, the oldest first; a million characters at most."""
         self.acquire()
         try:
             lines = list(self._lines)
         finally:
             self.release()
-        least, wanted = logging.getLevelNamesMapping()[level.upper()], contains.casefold()
-        fitting = [
-            each
-            for each in lines
-            if logging.getLevelNamesMapping().get(each.level, least) >= least
-            and wanted in f"{each.message}\n{each.logger}\n{each.request_id}".casefold()
-        ]
-        return fitting[-most:]
+        levels, wanted = logging.getLevelNamesMapping(), request.contains.casefold()
+        least = levels[request.level.upper()] if request.level else 0
+        found: deque[LogLine] = deque()
+        num_characters = 0
+        for each in reversed(lines):
+            if each.number <= request.after or len(found) == request.max_lines:
+                break
+            if levels.get(each.level, least) < least:
+                continue
+            if wanted not in f"{each.message}\n{each.logger}\n{each.request_id}".casefold():
+                continue
+            num_characters += len(each.message)
+            if num_characters > _MOST_ANSWERED_CHARACTERS:
+                break
+            found.appendleft(each)
+        return tuple(found)
 
 
 class FailureLog:

@@ -307,6 +307,7 @@ RULES: Mapping[str, Rule] = {
     "gradserve.v1.ParameterService.ReadParameters": Rule(Role.WORKER, _PARAMETERS),
     "gradserve.v1.ParameterService.ReportEvaluation": Rule(Role.WORKER, _PARAMETERS),
     "gradserve.v1.ParameterService.StageUpdate": Rule(Role.WORKER, _PARAMETERS),
+    "gradserve.v1.ServerService.GetLog": _WORKER_ANYWHERE,  # which checks that the caller reaches all
     "gradserve.v1.ServerService.GetServerInfo": _WORKER_ANYWHERE,
     "gradserve.v1.ServerService.GetServerStatus": _WORKER_ANYWHERE,
     "gradserve.v1.SocketService.IssueTicket": Rule(Role.WORKER, for_unknown_users=True),

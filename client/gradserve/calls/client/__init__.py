@@ -13,10 +13,10 @@ from gradserve.calls.client.parameters import ParametersOfClient
 from gradserve.calls.client.tensors import TensorsOfClient
 from gradserve.calls.combinators import at_target
 from gradserve.calls.exchange import Operation, check_timeout
-from gradserve.calls.server import server_info, server_status
+from gradserve.calls.server import server_info, server_log, server_status
 from gradserve.results import ServerInfo
 from gradserve_protocol.errors import GradserveError
-from gradserve_protocol.server_status import ServerStatus
+from gradserve_protocol.server_status import ServerLog, ServerStatus
 
 
 class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, TensorsOfClient):
@@ -71,6 +71,28 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
             "max_past_runs": max_past_runs,
         }
         return server_status(container, name_contains, order, maxima, call)
+
+    def server_log(
+        self, *, max_lines: int = 100, level: str = "debug", contains: str = "", after: int = 0
+    ) -> Operation[ServerLog]:
+        """Returns the latest lines of the server's log.
+
+        The server keeps the last 1,000, at the level at which it logs.
+
+        Args:
+            max_lines: How many lines, at most 1,000. Of more than a million characters, the latest lines.
+            level: The lowest level: "debug", "info", "warning" or "error".
+            contains: A part of the message, the logger or the request id, whatever its case.
+            after: The number of the last line that is known: only later ones. Each run of the server begins with 1.
+
+        Returns:
+            The lines, the oldest first.
+
+        Raises:
+            InvalidArgumentError: The maximum is out of range, or the level is unknown.
+            PermissionDeniedError: The caller has not the role of an admin in all containers.
+        """
+        return server_log(max_lines, level, contains, after)
 
     def settle(self, timeout: float | None) -> Operation[None]:
         """Waits until the gradients that the client keeps are durable; see `gradserve.calls.accumulators.session`."""

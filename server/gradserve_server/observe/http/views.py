@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import resources
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gradserve_protocol.server_status import AccumulatorStatus, ParametersStatus
 from gradserve_server.errors import (
@@ -24,7 +24,7 @@ from gradserve_server.errors import (
     UnauthenticatedError,
 )
 from gradserve_server.observe.http.exchange import Answer, HeadError, Request
-from gradserve_server.observe.logs import LEVELS, MOST_LINES, LogMemory
+from gradserve_server.observe.logs import LogMemory, LogRequest, check_reader
 from gradserve_server.observe.metrics import Exposition
 from gradserve_server.observe.status.snapshot import Order, Snapshot, StatusRequest
 from gradserve_server.observe.status.source import Figures
@@ -148,9 +148,7 @@ def request_of(query: Mapping[str, str], user: Identity) -> StatusRequest:
         if name in _TEXTS:
             values[name] = value
         elif name in _NUMBERS:
-            if not (value.isascii() and value.isdigit() and len(value) < 10):
-                raise InvalidArgumentError(f"expected a whole number, got {value[:40]!r}", field=name)
-            values[name] = int(value)
+            values[name] = _number(name, value)
         elif name == "order":
             allowed = [order.value for order in Order]
             if value not in allowed:
@@ -162,35 +160,27 @@ def request_of(query: Mapping[str, str], user: Identity) -> StatusRequest:
     return StatusRequest(user=user, **values)  # type: ignore[arg-type]
 
 
-class LogQuery(TypedDict):
-    """Filters of the lines of the log; see `LogMemory.latest`."""
-
-    most: int
-    level: str
-    contains: str
-
-
-def log_query_of(query: Mapping[str, str]) -> LogQuery:
-    """Returns what the query of a URL asks for: `most` lines, of a `level` or above, that contain a text.
+def log_request_of(query: Mapping[str, str]) -> LogRequest:
+    """Returns the request for the log in the query of a URL, with the names of GetLogRequest.
 
     Raises:
         InvalidArgumentError: A name is unknown, or a value is invalid.
     """
-    wanted = LogQuery(most=MOST_LINES, level=LEVELS[0], contains="")
+    values: dict[str, str | int] = {}
     for name, value in query.items():
-        if name == "most":
-            if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= MOST_LINES):
-                raise InvalidArgumentError(f"expected 1 to {MOST_LINES}, got {value[:40]!r}", field=name)
-            wanted["most"] = int(value)
-        elif name == "level":
-            if value not in LEVELS:
-                raise InvalidArgumentError(f"expected one of {', '.join(LEVELS)}, got {value[:40]!r}", field=name)
-            wanted["level"] = value
-        elif name == "contains":
-            wanted["contains"] = value
+        if name in ("level", "contains"):
+            values[name] = value
+        elif name in ("max_lines", "after"):
+            values[name] = _number(name, value)
         else:
-            raise InvalidArgumentError(f"expected {', '.join(wanted)} in the query, got {name[:40]!r}")
-    return wanted
+            raise InvalidArgumentError(f"expected max_lines, level, contains, after in the query, got {name[:40]!r}")
+    return LogRequest(**values)  # type: ignore[arg-type]
+
+
+def _number(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InvalidArgumentError(f"expected a whole number, got {value[:40]!r}", field=name)
+    return int(value)
 
 
 class Latest(Generic[T]):
@@ -342,11 +332,11 @@ class Views:
 
     async def _log_lines(self, request: Request) -> Answer:
         """Answers with the latest lines of the log, as JSON; only to admins of all containers."""
-        self._guard.admin(request)
-        query = log_query_of(request.query)
+        check_reader(self._guard.identity(request))
+        wanted = log_request_of(request.query)
         if request.method == "HEAD":
             return Answer(200, b"", _JSON, more=_nothing())
-        lines = [dataclasses.asdict(each) for each in self._logs.latest(**query)]
+        lines = [dataclasses.asdict(each) for each in self._logs.latest(wanted)]
         return Answer(200, _serialized({"lines": lines}), _JSON)
 
     async def _events(self, request: Request) -> Answer:
@@ -449,20 +439,6 @@ class Guard:
         identity = self.identity(request)
         if ALL_CONTAINERS not in identity.roles:
             raise PermissionDeniedError(f'metrics need a role in all containers ("*"); {identity.name!r} has none')
-        return identity
-
-    def admin(self, request: Request) -> Identity:
-        """Returns the sender of a request for the log, which may have names of all containers.
-
-        Raises:
-            UnauthenticatedError: See `identity`.
-            PermissionDeniedError: The sender is no admin of all containers.
-        """
-        identity = self.identity(request)
-        if not identity.reaches_all:
-            raise PermissionDeniedError(
-                f'the log needs the role of an admin in all containers ("*"); {identity.name!r} has not got it'
-            )
         return identity
 
     def _is_own(self, host: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from gradserve_protocol.messages import encode_duration, fill
-from gradserve_protocol.server_status import ServerStatus
+from gradserve_protocol.server_status import ServerLog, ServerStatus
 from gradserve_protocol.v1 import server_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import status_messages_pb2
 from gradserve_server.config import LeaseConfig, LimitsConfig
@@ -18,6 +18,7 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Device
 from gradserve_server.devices.inventory import Inventory
 from gradserve_server.errors import InvalidArgumentError
+from gradserve_server.observe.logs import LogMemory, LogRequest, check_reader
 from gradserve_server.observe.status.snapshot import Order, StatusRequest
 from gradserve_server.observe.status.source import StatusSource, disk_of
 from gradserve_server.resources.budget import Budget, Purpose
@@ -153,8 +154,10 @@ class ServerServicer:
         sockets: SocketAddresses,
         compute: Compute,
         state_path: Path | None,
+        logs: LogMemory,
     ) -> None:
         self._status = status
+        self._logs = logs
         self._state_path = state_path
         self._figures = figures
         self._usage = usage
@@ -224,6 +227,20 @@ class ServerServicer:
     ) -> status_messages_pb2.GetServerStatusResponse:
         status = await self._status.picture(decode_status_request(request, call.identity))
         return await self._compute.run_in_thread(encode_status, status)
+
+    async def GetLog(
+        self, request: status_messages_pb2.GetLogRequest, call: Call
+    ) -> status_messages_pb2.GetLogResponse:
+        check_reader(call.identity)
+        wanted = LogRequest(
+            max_lines=request.max_lines or LogRequest.max_lines,
+            level=request.level,
+            contains=request.contains,
+            after=request.after,
+        )
+        message = status_messages_pb2.GetLogResponse()
+        fill(message, ServerLog(self._logs.latest(wanted), self._status.facts.incarnation))
+        return message
 
 
 def _disk_usage(path: Path) -> messages_pb2.DiskUsage | None:

@@ -29,7 +29,7 @@ export class Log {
   }
 
   async show(token, now = performance.now() / 1000) {
-    const query = { level: byId("log-level").value, contains: byId("log-filter").value.trim(), most: MOST };
+    const query = { level: byId("log-level").value, contains: byId("log-filter").value.trim(), max_lines: MOST };
     const key = JSON.stringify(query);
     if (!this.node.open || (key === this.#asked && now - this.#at < PAUSE_SECONDS)) return;
     this.#asked = key;
