@@ -247,9 +247,9 @@ def test_with_tokens_each_sees_what_is_its_own(guarded: LocalServer, path: str, 
 
 def test_calls_get_the_log_as_the_port_does(guarded: LocalServer) -> None:
     for token in (TOKENS["worker"], _OVERSEER):
-        with gradserve.connect(guarded.address, token=token) as client:
-            with pytest.raises(gradserve.PermissionDeniedError, match=r"admin in all containers.* \[GS_ROLE\]"):
-                client.server_log()
+        refused = pytest.raises(gradserve.PermissionDeniedError, match=r"admin in all containers.* \[GS_ROLE\]")
+        with gradserve.connect(guarded.address, token=token) as client, refused:
+            client.server_log()
     logging.getLogger("gradserve_server.x").warning("one for calls")
     with gradserve.connect(guarded.address, token=TOKENS["admin"]) as client:
         (line,) = client.server_log(contains="ONE FOR CALLS").lines
