@@ -35,6 +35,8 @@ CHIEFS = {
     "ForkParameters",
 }
 """The methods that workers may not call."""
+ADMINS = {"GetLog"}
+"""The methods for admins of all containers alone."""
 
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
@@ -66,9 +68,9 @@ def expected(name: str, method: MethodDescriptor) -> str:
         return "UNAUTHENTICATED"
     is_served = {
         "idle": False,
-        "worker": method.name not in CHIEFS,
-        "chief": True,
-        "visitor": not has_container(method),
+        "worker": method.name not in CHIEFS | ADMINS,
+        "chief": method.name not in ADMINS,
+        "visitor": not has_container(method) and method.name not in ADMINS,
         "admin": True,
     }[name]
     return "served" if is_served else "PERMISSION_DENIED"

@@ -77,7 +77,7 @@ def _asked_again(address: str, timeout: float, ask: Any, **tls: Any) -> "Sequenc
 
 
 class NewLines:
-    """What was seen of the logs of servers, by address: a server that was started again numbers its lines anew."""
+    """The last lines that were seen of servers, by address: a server that was started again counts from 1."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[str, int]] = {}
