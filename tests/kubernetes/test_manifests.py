@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import gradserve
+from deploy.grafana.dashboard import dashboard
 from gradserve_server.config import RuntimeConfig
 from tests.kubernetes.manifests import (
     DEPLOY,
