@@ -53,7 +53,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench walks tables simulate fuzz chaos storm soak image docs constraints locks clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus install-strace cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench costs walks tables simulate fuzz chaos storm soak image docs constraints locks clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -108,6 +108,10 @@ install-chromium:  ## Install the browser that tests of the status page need, on
 install-prometheus:  ## Install Prometheus, which the tests of the alert rules need, on Debian as root
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends prometheus
+
+install-strace:  ## Install strace, with which `make costs` counts system calls, on Debian as root
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends strace
 
 cpp:  ## Build the C++ examples into build/cpp
 	$(MAKE) --no-print-directory -f examples/cpp/Makefile BUILD=build/cpp
@@ -244,6 +248,9 @@ golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED) $
 
 bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+costs: $(INSTALLED)  ## Count what small calls cost, and compare it with their budget
+	$(BIN)/python -m deploy.costs
 
 walks: $(INSTALLED)  ## Count the files that calls pass through, and write the table into docs/architecture_walks.md
 	$(BIN)/python -m deploy.walks --write

@@ -58,12 +58,14 @@ class Walk:
         calls: The number of calls of Python functions.
         file_switches: How often a call led into another file than the one before it, in the same thread.
         room_switches: The same for rooms.
+        by_room: The number of calls in each room, by its side and its name, such as ("server", "accumulators").
     """
 
     files: dict[Path, None] = field(default_factory=dict)
     calls: int = 0
     file_switches: int = 0
     room_switches: int = 0
+    by_room: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def of(self, side: str) -> int:
         """Returns the number of files on the client or the server."""
@@ -99,16 +101,19 @@ class Tracer:
         finally:
             self._walk = None
 
-    def of(self, call: Callable[[], object]) -> Walk:
-        """Records a call in its steady state: it was made three times before.
+    def of(self, call: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> Walk:
+        """Records a call in its steady state: it was made three times before, each time after `prepare`.
 
         Of several walks, returns the one with the fewest calls: once a second, a server looks after leases, too.
         """
         for _ in range(3):
+            prepare()
             call()
             time.sleep(_SETTLING_SECONDS)
         walks = []
         for _ in range(_NUM_WALKS):
+            prepare()
+            time.sleep(_SETTLING_SECONDS)
             with self.walking() as walk:
                 call()
             walks.append(walk)
@@ -129,6 +134,7 @@ class Tracer:
         last = self._last.get(thread)
         self._last[thread] = file
         walk.calls += 1
+        walk.by_room[_side(file), _room(file)[1]] += 1
         walk.files.setdefault(file)
         if last is not None and last != file:
             walk.file_switches += 1
