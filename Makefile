@@ -18,6 +18,7 @@ GPU_VENV := .venv-gpu
 AUDIT_VENV := .venv-audit
 SEEDS ?= 1000
 MINUTES ?= 10
+BEFORE ?= HEAD~1
 CUDNN_TESTS := tests/devices/cuda/cudnn
 BUF := npx --yes @bufbuild/buf@1.75.0
 JAVASCRIPT := examples/javascript
@@ -53,7 +54,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus install-strace cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench costs walks tables simulate fuzz chaos storm soak image docs constraints locks clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus install-strace cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench bench-small costs walks tables simulate fuzz chaos storm soak image docs constraints locks clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -248,6 +249,9 @@ golden: $(GOLDEN_INSTALLED) $(GOLDEN_RNN_INSTALLED) $(GOLDEN_LAYERS_INSTALLED) $
 
 bench: $(INSTALLED)  ## Measure beside the peers; installs them into environments of their own
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+bench-small: $(INSTALLED)  ## Measure the smallest round beside TensorFlow, a naive service and the commit BEFORE
+	$(BIN)/python -m benchmarks --only small --beside $(BEFORE) --repeats 30 --seconds 90 $(BENCH_FLAGS)
 
 costs: $(INSTALLED)  ## Count what small calls cost, and compare it with their budget
 	$(BIN)/python -m deploy.costs

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.cases import CASES, Measurement
 from benchmarks.harness import provenance
-from benchmarks.harness.before import against_before, check_out
+from benchmarks.harness.before import against_before, beside_before, check_out
 from benchmarks.harness.comparison import Comparison, ComparisonResult
 from benchmarks.harness.effort import Effort
 from benchmarks.harness.environments import ROOT
@@ -36,9 +36,10 @@ def main() -> None:
     effort = Effort(arguments.repeats, arguments.seconds)
     with tempfile.TemporaryDirectory(prefix="gradserve-before-") as folder:
         measurements = [each for name in arguments.only for each in CASES[name]()]
-        if arguments.before:
-            facts["before"] = arguments.before
-            measurements = _against_before(measurements, arguments.before, Path(folder))
+        if commit := arguments.before or arguments.beside:
+            facts["before"] = _checked_out(commit, Path(folder))
+            both = _against_before if arguments.before else _beside_before
+            measurements = both(measurements, Path(folder))
         for measurement in measurements:
             result = measurement.run(effort, _show_progress)
             _show_progress("")
@@ -60,13 +61,21 @@ def main() -> None:
     print(f"\n{facts['minutes']} minutes; written to {path}")
 
 
-def _against_before(measurements: Sequence[Measurement], commit: str, folder: Path) -> list[Measurement]:
+def _checked_out(commit: str, folder: Path) -> str:
     try:
         check_out(commit, folder)
     except ValueError as error:
-        sys.exit(f"--before {commit}: {error}")
+        sys.exit(f"commit {commit}: {error}")
+    return commit
+
+
+def _against_before(measurements: Sequence[Measurement], folder: Path) -> list[Measurement]:
     comparisons = [each for each in measurements if isinstance(each, Comparison)]
     return [each for comparison in comparisons for each in against_before(comparison, folder)]
+
+
+def _beside_before(measurements: Sequence[Measurement], folder: Path) -> list[Measurement]:
+    return [beside_before(each, folder) if isinstance(each, Comparison) else each for each in measurements]
 
 
 def _parse() -> argparse.Namespace:
@@ -86,10 +95,14 @@ def _parse() -> argparse.Namespace:
         help="the time after which no more than three repetitions are made, for each table; "
         f"starting processes is not part of it (default: {_SECONDS})",
     )
-    parser.add_argument(
+    commits = parser.add_mutually_exclusive_group()
+    commits.add_argument(
         "--before",
         metavar="COMMIT",
         help="compare with gradserve of an earlier commit, instead of the peers",
+    )
+    commits.add_argument(
+        "--beside", metavar="COMMIT", help="compare with gradserve of an earlier commit, beside the peers"
     )
     parser.add_argument("--json", type=Path, help="the result file (default: a new one in benchmarks/results)")
     parser.add_argument("--note", help="a remark for the result file, such as what else the machine was doing")

@@ -33,6 +33,7 @@ Measurement: TypeAlias = Comparison | LatencyMeasurement | MemoryMeasurement
 CASES: dict[str, Callable[[], Sequence[Measurement]]] = {
     "put_get": put_get.comparisons,
     "round": rounds.comparisons,
+    "small": rounds.small_comparisons,
     "push_pull": push_pull.comparisons,
     "parameters": parameters.comparisons,
     "parameters_tensorflow": parameters.comparisons_with_tensorflow,

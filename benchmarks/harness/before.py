@@ -39,15 +39,39 @@ def against_before(comparison: Comparison, folder: Path) -> list[Comparison]:
         replace(
             comparison,
             title=f"{comparison.title}: {contestant.label}",
-            contestants=(contestant, _before(contestant, folder)),
+            contestants=(contestant, _before(contestant, folder, "before")),
             targets=(Target("before", ("before",), _NOT_SLOWER),),
             num_own=1,
         )
-        for contestant in comparison.contestants
-        if contestant.environment is PROJECT and contestant.worker.startswith("benchmarks.peers.gradserve.")
+        for contestant in _own(comparison)
     ]
 
 
-def _before(contestant: Contestant, folder: Path) -> Contestant:
+def beside_before(comparison: Comparison, folder: Path) -> Comparison:
+    """Returns a comparison with one more peer for each gradserve contestant: the same with the packages in a folder."""
+    own = _own(comparison)
+    labels = [f"before: {each.label}" for each in own]
+    return replace(
+        comparison,
+        contestants=(
+            *comparison.contestants,
+            *(_before(each, folder, label) for each, label in zip(own, labels, strict=True)),
+        ),
+        targets=(
+            *comparison.targets,
+            *(Target(label, (label,), _NOT_SLOWER, each.label) for each, label in zip(own, labels, strict=True)),
+        ),
+    )
+
+
+def _own(comparison: Comparison) -> list[Contestant]:
+    return [
+        each
+        for each in comparison.contestants
+        if each.environment is PROJECT and each.worker.startswith("benchmarks.peers.gradserve.")
+    ]
+
+
+def _before(contestant: Contestant, folder: Path, label: str) -> Contestant:
     path = os.pathsep.join(str(folder / package) for package in _PACKAGES)
-    return replace(contestant, label="before", variables={**contestant.variables, "PYTHONPATH": path})
+    return replace(contestant, label=label, variables={**contestant.variables, "PYTHONPATH": path})

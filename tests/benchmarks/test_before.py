@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases.rounds import comparisons
-from benchmarks.harness.before import against_before, check_out
+from benchmarks.cases.rounds import comparisons, small_comparisons
+from benchmarks.harness.before import against_before, beside_before, check_out
 from benchmarks.harness.environments import ROOT
 
 PACKAGES = ("gradserve", "gradserve_server")
@@ -40,6 +40,18 @@ def test_only_gradserve_is_compared_with_itself(tmp_path: Path) -> None:
         "gradserve, bulk socket",
         "gradserve, gRPC streams",
     ]
+
+
+def test_an_earlier_commit_is_one_more_peer_of_each_way(tmp_path: Path) -> None:
+    (small,) = small_comparisons()
+    both = beside_before(small, tmp_path)
+    ways = [each.label for each in small.contestants[: small.num_own]]
+    peers = [each.label for each in small.contestants[small.num_own :]]
+    assert [each.label for each in both.contestants] == [*ways, *peers, *(f"before: {way}" for way in ways)]
+    assert [(each.labels, each.own) for each in both.targets[len(small.targets) :]] == [
+        ((f"before: {way}",), way) for way in ways
+    ]
+    assert all(str(tmp_path) in each.variables["PYTHONPATH"] for each in both.contestants[-len(ways) :])
 
 
 def test_a_commit_that_does_not_exist(tmp_path: Path) -> None:
