@@ -113,7 +113,8 @@ class FrameHeader(NamedTuple):
     @property
     def head_bytes(self) -> int:
         """The number of bytes between the header and the payload: name, segments and message."""
-        return self.name_bytes + self.num_segments * SEGMENT_BYTES + self.message_bytes
+        of_segments = self.size * SEGMENT_BYTES if self.kind in _WITH_SEGMENTS else 0
+        return self.name_bytes + of_segments + self.message_bytes
 
 
 class Segment(NamedTuple):

@@ -80,14 +80,11 @@ def attempts(
     operation: Operation[T], settings: ConnectionSettings, contact: Contact, *, in_background: bool = False
 ) -> Attempts[T]:
     """Returns the steps of an operation with these settings, by this machine's clock."""
-
-    def with_these_retries(operation: Operation[T]) -> Attempts[T]:
-        return with_retries(operation, settings.times, settings.retries, time.monotonic, contact)
-
-    around = settings.interceptors
+    times, policy, around = settings.times, settings.retries, settings.interceptors
     if not (around.calls or around.attempts):
-        return with_these_retries(operation)
-    return intercepted(operation, around, settings.times, with_these_retries, in_background=in_background)
+        return with_retries(operation, times, policy, time.monotonic, contact)
+    again = partial(with_retries, times=times, policy=policy, clock=time.monotonic, contact=contact)
+    return intercepted(operation, around, times, again, in_background=in_background)
 
 
 class Member:

@@ -313,11 +313,12 @@ class Connection:
 
     async def _read_head(self, header: FrameHeader) -> memoryview:
         """Reads the bytes before the payload; if they are long, waits for room first."""
-        if header.head_bytes <= _SHORT_HEAD_BYTES:
-            return await self._stream.read(header.head_bytes)
+        num_bytes = header.head_bytes
+        if num_bytes <= _SHORT_HEAD_BYTES:
+            return await self._stream.read(num_bytes)
         messages, stream = self._context.messages, self._stream
-        async with messages.hold(header.head_bytes):
-            return await messages.senders.receive(stream.read(header.head_bytes), stream.num_arrived)
+        async with messages.hold(num_bytes):
+            return await messages.senders.receive(stream.read(num_bytes), stream.num_arrived)
 
     async def _answer(self, method: Method, message: bytes, call: Call) -> None:
         failure: ServiceError | None = None
