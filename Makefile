@@ -54,7 +54,7 @@ CUDNN_INSTALLED := $(CUDNN_VENV)/installed
 NODE_INSTALLED := $(JAVASCRIPT)/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus install-strace cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench bench-small costs walks tables simulate fuzz chaos storm soak image docs constraints locks clean
+.PHONY: help install install-frameworks install-node install-cpp install-chromium install-prometheus install-strace cpp demo serve test test-all test-long coverage lint types protos check-protos dist check-pythons check-bits check-floors sbom audit face-types check-processors check-cudnn check-gpu golden bench bench-small flames costs walks tables simulate fuzz chaos storm soak image docs constraints locks clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -252,6 +252,9 @@ bench: $(INSTALLED)  ## Measure beside the peers; installs them into environment
 
 bench-small: $(INSTALLED)  ## Measure the smallest round beside TensorFlow, a naive service and the commit BEFORE
 	$(BIN)/python -m benchmarks --only small --beside $(BEFORE) --repeats 30 --seconds 90 $(BENCH_FLAGS)
+
+flames: $(INSTALLED)  ## Show where the time of small calls goes, with flame graphs in build/flames
+	$(BIN)/python -m benchmarks.stages --flames build/flames
 
 costs: $(INSTALLED)  ## Count what small calls cost, and compare it with their budget
 	$(BIN)/python -m deploy.costs
