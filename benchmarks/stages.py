@@ -34,7 +34,7 @@ from gradserve_testing import ServerProcess
 
 PROFILER = Environment("profiler", ("py-spy==0.4.3",))
 CALLS = {"apply_grad": "apply_grad", "take_grad": "apply_grad, take_grad", "push_pull": "push_pull"}
-"""What is repeated, and its name: a take needs a gradient each time."""
+"""The names of the calls that are repeated: a take needs a gradient each time."""
 SIDES = ("client", "server")
 ELSEWHERE = "gRPC, event loop"
 _RATE = 500
@@ -44,7 +44,7 @@ _PACKAGE_NAMES = {package.name: side for package, side in PACKAGES.items()}
 
 @dataclass(frozen=True)
 class Stages:
-    """Where the time of a call goes.
+    """The time of a call, and its parts.
 
     Attributes:
         call: The call.

@@ -41,7 +41,7 @@ _FREE_CALLS = 20
 """Calls of functions that there may be in addition: on a busy machine, more background work falls into a call."""
 _PEAK_TOLERANCE = 1.25
 _SYSTEM_TOLERANCE, _SYSTEM_FREE = 1.5, 5.0
-"""The factor and the number by which there may be more: threads that wake each other up do so a little more or less often each time."""
+"""The factor and the number by which there may be more: threads do not wake each other up equally often each time."""
 _FEW, _MANY = 50, 350
 """The numbers of calls in two runs, of which the second has the system calls of the difference in addition."""
 _SUMMARY_SECONDS = 30.0
