@@ -105,6 +105,24 @@ def test_a_look_comes_early_where_much_more_was_put_aside(pauses: GcTuner, monke
     assert not pauses.look_if_due()
 
 
+def test_what_a_server_loads_while_it_prepares_is_no_reason_to_look(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes a fifth of a second then, as the first workers come."""
+    monkeypatch.setattr(garbage, "_GROWTH", 1.0)
+    monkeypatch.setattr(garbage, "_FREE_GROWTH", 10_000)
+    prepared: list[object] = []
+    with GcTuner(clock, is_prepared=lambda: bool(prepared)) as pauses:
+        loaded = [Node() for _ in range(20_000)]
+        gc.collect()
+        prepared += loaded
+        assert not pauses.look_if_due()
+        more = [Node() for _ in range(20_000)]
+        gc.collect()
+        assert pauses.look_if_due(), "what comes later counts"
+    assert len(loaded) == len(more)
+
+
 def test_calls_that_still_wait_are_no_reason_to_look(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at ten thousand of them takes a second, in which no other call is answered."""
     monkeypatch.setattr(garbage, "_GROWTH", 1.0)

@@ -93,7 +93,10 @@ def serve(signals: StopSignals | None, /, config_path: Path | None, **flags: Any
         if server.round_hold is not None:
             follow_signals(server.round_hold)
         async with server:
-            with GcTuner(num_waiting=lambda: server.registry.factory.waiters.used) as pauses:
+            with GcTuner(
+                num_waiting=lambda: server.registry.factory.waiters.used,
+                is_prepared=lambda: server.runner.is_prepared,
+            ) as pauses:
                 beside = [lasting_task("the garbage collector's look at everything", pauses.look_at_all, _log)]
                 if config.upstream.upstream_users_file is not None:
                     users = _Users(Path(config.upstream.upstream_users_file))

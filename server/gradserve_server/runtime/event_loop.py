@@ -346,10 +346,24 @@ class GcTuner:
     are no garbage, and no reason for a look.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, num_waiting: Callable[[], int] = lambda: 0) -> None:
-        """`num_waiting` returns the number of calls that wait."""
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        num_waiting: Callable[[], int] = lambda: 0,
+        is_prepared: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Makes a tuner of the collector.
+
+        Args:
+            clock: A monotonic clock, in seconds.
+            num_waiting: Returns the number of calls that wait.
+            is_prepared: Returns True once all modules and kernels that stay are loaded: a third of all objects, which
+                are no reason for a look.
+        """
         self._clock = clock
         self._num_waiting = num_waiting
+        self._is_prepared = is_prepared
+        self._is_settled = is_prepared()
         self._last_look = clock()
         self._left = 0
         """The number of frozen objects just after the last look."""
@@ -377,6 +391,10 @@ class GcTuner:
 
     def look_if_due(self) -> bool:
         """Runs a full collection if it is due; returns whether it did."""
+        if not self._is_settled and self._is_prepared():
+            self._is_settled = True
+            gc.freeze()
+            self._left, self._added = gc.get_freeze_count(), 0
         now, num_waiting = self._clock(), self._num_waiting()
         interval = _SELDOM_SECONDS if self._left + self._added > _MANY else _LOOK_SECONDS
         if now - self._last_look < interval and not self._has_grown(num_waiting):
