@@ -107,7 +107,7 @@ from gradserve.results import (
     TransportInfo,
 )
 from gradserve.saved.parameters import SavedParameters, load_parameters
-from gradserve_protocol.server_status import ServerStatus
+from gradserve_protocol.server_status import ServerLog, ServerStatus
 from gradserve_protocol.tls import TLS
 
 __all__ = [
@@ -187,6 +187,7 @@ __all__ = [
     "RoundUpdate",
     "SavedParameters",
     "ServerInfo",
+    "ServerLog",
     "ServerStatus",
     "Shape",
     "SparseAccumulatorTakeGradientOutputs",
