@@ -13,6 +13,7 @@ import pytest
 
 import gradserve
 from gradserve import optim
+from gradserve.data import sampler
 from gradserve.jax import diloco
 from tests.servers.polling import PATIENCE_SECONDS
 
@@ -153,6 +154,24 @@ def test_failures_and_tokens(clients: list[gradserve.Client], name: str) -> None
     assert clients[1].parameters(shared_name=name).info().weights.pending == 7
 
 
+def test_workers_that_share_the_data_out(clients: list[gradserve.Client], name: str) -> None:
+    """Each sample is in one update that counts: twice in two epochs of 12 samples."""
+
+    def work(rank: int) -> list[int]:
+        data = sampler(12, seed=1, batch_size=1, batches_per_step=2)
+        taken: list[int] = []
+        with local_sgd(clients[rank], name, num_required=2, data=data) as run:
+            params = run.init({"a": jnp.zeros(1)})
+            while data.epoch < 2:
+                for batch in data:
+                    taken += batch
+                    params = walk(run, params, 1)
+        return taken
+
+    one, other = together(partial(work, 0), partial(work, 1))
+    assert sorted([*one, *other]) == sorted([*range(12), *range(12)])
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
@@ -161,6 +180,8 @@ def test_failures_and_tokens(clients: list[gradserve.Client], name: str) -> None
         ({"fragment_update_alpha": -1}, "fragment_update_alpha"),
         ({"fragments": 5}, "fragments"),
         ({"fragments": [["c"]]}, "fragments"),
+        ({"fragments": 2, "data": sampler(9, seed=0, batch_size=1, batches_per_step=2)}, "fragments"),
+        ({"on_failure": "continue", "data": sampler(9, seed=0, batch_size=1, batches_per_step=2)}, "on_failure"),
     ],
 )
 def test_bad_arguments(client: gradserve.Client, name: str, wrong: Any, field: str) -> None:

@@ -82,6 +82,7 @@ LONG: Mapping[str, int] = {
     "torch/test_replica.py": 17,
     "training/test_joining.py": 15,
     "training/test_server_restarts.py": 20,
+    "training/test_shared_data.py": 6,
     "trees/parameters/test_counted_once.py": 30,
     "trees/parameters/test_training.py": 10,
     "trees/sharding/test_parameters.py": 25,

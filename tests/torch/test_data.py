@@ -5,10 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import gradserve
 from gradserve.data import sampler
+from gradserve.torch import LocalSGD
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.torch.training_threads import Training, together
 
 NUM_SAMPLES, BATCH_SIZE, NUM_STEPS = 50, 4, 24
@@ -61,3 +65,80 @@ def test_one_that_leaves_and_comes_back(server_address: str, name: str) -> None:
                 counts.update(workers[worker_id].taken[step])
     assert counts.total() == first.data.num_counted == NUM_STEPS * 2 * BATCH_SIZE
     assert first.data.epoch == min(counts[each] for each in range(NUM_SAMPLES))
+
+
+class Walked:
+    """A worker of LocalSGD that takes two batches for each step, and notes what is in its updates."""
+
+    def __init__(self, address: str, name: str, worker_id: str) -> None:
+        self.data = sampler(NUM_SAMPLES, seed=3, batch_size=BATCH_SIZE, batches_per_step=4)
+        self.loader: DataLoader[Any] = DataLoader(TensorDataset(torch.arange(NUM_SAMPLES)), batch_sampler=self.data)
+        self.model = torch.nn.Linear(1, 1)
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.client = gradserve.connect(address, timeout=PATIENCE_SECONDS)
+        self.diloco = LocalSGD(
+            self.client,
+            self.model,
+            self.inner,
+            sync_every=2,
+            name=name,
+            num_required=2,
+            worker_id=worker_id,
+            data=self.data,
+        )
+        self.updates: dict[int, list[int]] = {}
+
+    def __enter__(self) -> Self:
+        self.diloco.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.diloco.__exit__(*error)
+        self.client.close()
+
+    def train(self, until: int) -> None:
+        taken: list[int] = []
+        while self.diloco.version < until:
+            for (batch,) in self.loader:
+                taken += batch.tolist()
+                self.model(batch[:, None] / NUM_SAMPLES).square().mean().backward()
+                if len(taken) % (2 * BATCH_SIZE) == 0:
+                    version = self.diloco.version
+                    self.inner.step()
+                    self.inner.zero_grad()
+                    if len(taken) == 4 * BATCH_SIZE:
+                        self.updates[version], taken = taken, []
+                    if self.diloco.version >= until:
+                        break
+
+
+def test_local_sgd_whose_workers_leave_and_come_back(server_address: str, name: str) -> None:
+    """Rounds of two; the third worker leaves, and comes back with another id, when the first has left."""
+    new = partial(Walked, server_address, name)
+    first, second, third, again = (new(each) for each in ("w0", "w1", "w2", "w2 again"))
+    with second:
+        with first:
+            together(*(partial(each.train, 6) for each in (first, second)))
+        with third:
+            together(*(partial(each.train, 9) for each in (third, second)))
+        with again:
+            together(*(partial(each.train, NUM_STEPS) for each in (again, second)))
+        records = second.client.parameters(shared_name=name).rounds()
+        assert again.data.state_dict() == second.data.state_dict()
+    updates = {each.diloco.worker_id: each.updates for each in (first, second, third, again)}
+    counts = Counter[int]()
+    for record in records:
+        for update in record.updates:
+            counts.update(updates[update.worker_id][record.step - 1])
+    assert counts.total() == second.data.num_counted == NUM_STEPS * 2 * 4 * BATCH_SIZE
+    assert second.data.epoch == min(counts[each] for each in range(NUM_SAMPLES))
+
+
+def test_local_sgd_of_a_model_on_several_ranks(client: gradserve.Client, name: str, process_group: None) -> None:
+    model = torch.nn.Linear(1, 1)
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = sampler(9, seed=0, batch_size=1, batches_per_step=2)
+    with pytest.raises(gradserve.InvalidArgumentError, match="no data for a model on several ranks"):
+        LocalSGD(client, model, inner, sync_every=2, name=name, num_required=1, data=data)

@@ -26,7 +26,7 @@ class Batches(ABC, Generic[T]):
 
     `for batch in batches` takes batches until the epoch has ended, which all workers notice at the same step. Each is
     taken when it is needed, as which one it is depends on the rounds before: `batches_per_step` of them in each step,
-    then the step, by `optimizer.step()` or `Worker.exchange`. If a step has ended with an error, or the loop was left,
+    then the step, by `optimizer.step()` or `Worker.exchange`. A step of DiLoCo is a synchronization. If a step has ended with an error, or the loop was left,
     the batches of the same step come again.
 
     For one thread.
@@ -57,6 +57,11 @@ class Batches(ABC, Generic[T]):
     def num_counted(self) -> int:
         """The number of samples that have counted, over all workers and epochs."""
         return (self._blocks.first + len(self._blocks.ahead)) * self._block_size
+
+    @property
+    def batches_per_step(self) -> int:
+        """The number of batches that a worker takes in each step."""
+        return self._per_step
 
     @property
     def settings(self) -> dict[str, str]:
@@ -175,7 +180,7 @@ class Batches(ABC, Generic[T]):
         if self._seats is None:
             raise InvalidArgumentError(
                 "expected a training run before batches are taken: give this as `data` to average_gradients, "
-                "average_by or Worker, or call begin",
+                "average_by, Worker or DiLoCo, or call begin",
                 field="data",
             )
         return self._seats
@@ -288,8 +293,8 @@ def sampler(
     the gradient of its worker counted in its round, and is taken again by somebody if not. An epoch ends when each of
     its samples has counted; by then, some of the next one may have, too, so that all batches are of the same size.
 
-    Give it as `data` to `gradserve.torch.average_gradients`, `gradserve.jax.average_by` or
-    `gradserve.training.Worker`, by all workers of the run. It is a `batch_sampler` of PyTorch's DataLoader, and a
+    Give it as `data` to `gradserve.torch.average_gradients`, `gradserve.jax.average_by`, `gradserve.training.Worker` or
+    DiLoCo of `gradserve.torch` or `gradserve.jax`, by all workers of the run. It is a `batch_sampler` of PyTorch's DataLoader, and a
     `sampler` of one with `batch_size=None`; anything else reads `for numbers in sampler`.
 
     Args:
@@ -297,7 +302,7 @@ def sampler(
         seed: Chooses the orders of all epochs. The same for all workers, as all arguments.
         batch_size: The number of samples in a batch.
         batches_per_step: The number of batches that a worker takes in each step, if their gradients are accumulated or
-            it takes several inner steps.
+            it takes several inner steps: `sync_every` of DiLoCo.
         shuffle: Whether each epoch has an order of its own. Otherwise samples come as they are.
 
     Raises:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gradserve import codecs, optim
 from gradserve.client import Client
 from gradserve.conversion.plain import as_flag
+from gradserve.data import Batches
 from gradserve.jax.leaves import PyTree, leaves_of, placed_like, to_host
 from gradserve.training.diloco import (
     NESTEROV,
@@ -40,11 +41,12 @@ def diloco(
     weight: Weight = "steps",
     codec: codecs.Codec | str | None = None,
     codec_down: codecs.Codec | str | None = None,
-    on_failure: OnFailure = "continue",
+    on_failure: OnFailure | None = None,
     if_exists: IfExists = "join",
     worker_id: str | None = None,
     timeout: float | None = None,
     container: str = "",
+    data: Batches[Any] | None = None,
     **options: Unpack[RunOptions],
 ) -> "DiLoCo":
     """Lets a worker train by itself, and synchronizes its parameters with other workers every `sync_every` steps.
@@ -82,12 +84,16 @@ def diloco(
             which comes with the next updates. None: as they are.
         codec_down: How versions travel: "bf16" or "int8" are good beginnings. None: as they are.
         on_failure: What happens when a synchronization fails: "continue", training goes on, and the work is in a later
-            update; "reset", the worker goes back to the version that it had last.
+            update; "reset", the worker goes back to the version that it had last. None: "continue"; with `data`,
+            "reset".
         if_exists: What to do if the run has versions: "join" it, or raise an "error".
         worker_id: This worker's id, different from that of every other worker. None: that of
             GRADSERVE_WORKER_ID, or a new one.
         timeout: The longest wait for other workers, in seconds. None: the client's timeout. math.inf: no limit.
         container: The namespace of the name.
+        data: The batches of this worker, made by `gradserve.data`, if the run shares them out: each sample is in one
+            update that counts, once per epoch. Its batches_per_step is `sync_every`, or a multiple of it if gradients
+            are accumulated. The same for all. Not with several fragments, delay or mixing, or max_staleness.
         **options: Further arguments of `Client.parameters`: min_required, grace, deadline, max_staleness,
             deterministic, durability, and others.
 
@@ -105,6 +111,7 @@ def diloco(
         on_failure=on_failure,
         codec=codec,
         codec_down=codec_down,
+        data=data,
     )
 
     def begin(leaves: Mapping[str, Any]) -> DilocoWorker:

@@ -11,6 +11,7 @@ import torch
 from gradserve import codecs, optim, reductions
 from gradserve.client import Client
 from gradserve.conversion.plain import as_integer
+from gradserve.data import Batches
 from gradserve.torch.optimizers import check_schedule, steps_of, take_steps, unwrapped, unwrapped_scheduler
 from gradserve.torch.parameters import module_of, persistent_buffers, trained_parameters
 from gradserve.torch.replica import HostValues, ranks_of
@@ -28,6 +29,7 @@ from gradserve.training.diloco import (
 )
 from gradserve.workers import new_worker_id
 from gradserve_protocol.argument import Argument
+from gradserve_protocol.errors import InvalidArgumentError
 
 Fragments: TypeAlias = int | Sequence[Sequence[str]] | Sequence[torch.nn.Module]
 Buffers: TypeAlias = Literal["local", "mean"]
@@ -69,13 +71,14 @@ class DiLoCo:
         codec: codecs.Codec | str | None = None,
         codec_down: codecs.Codec | str | None = None,
         buffers: Buffers = "local",
-        on_failure: OnFailure = "continue",
+        on_failure: OnFailure | None = None,
         if_exists: IfExists = "join",
         scheduler: Any = None,
         worker_id: str | None = None,
         timeout: float | None = None,
         container: str = "",
         process_group: Any = None,
+        data: Batches[Any] | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
         """Takes what the block needs; the server is asked when it begins.
@@ -107,7 +110,8 @@ class DiLoCo:
                 worker's own; "mean", they become the weighted mean of the workers', and the maximum if they are
                 integers. Buffers that are not persistent stay.
             on_failure: What happens when a synchronization fails: "continue", training goes on, and the work is in a
-                later update; "reset", the worker goes back to the version that it loaded last.
+                later update; "reset", the worker goes back to the version that it loaded last. None: "continue", with
+                `data` "reset".
             if_exists: What to do if the run has versions: "join" it, or raise an "error".
             scheduler: The learning rate scheduler of the inner optimizer, if it has one. A worker that joins at inner
                 step n steps it n times, and later for steps of the run that it missed.
@@ -118,6 +122,10 @@ class DiLoCo:
             process_group: The ranks that train this model together and are one worker: all of them run the block with
                 the same arguments, and the first one talks to the server for all. None: those of a
                 DistributedDataParallel, or of the mesh over which FSDP2 has sharded the parameters.
+            data: The batches of this worker, made by `gradserve.data`, if the run shares them out: each sample is in
+                one update that counts, once per epoch. Its batches_per_step is `sync_every`, or a multiple of it if
+                gradients are accumulated. The same for all. Not with several fragments, delay or mixing, max_staleness
+                or several ranks.
             **options: Further arguments of `Client.parameters`: min_required, grace, deadline, max_staleness,
                 deterministic, durability, and others.
 
@@ -145,9 +153,22 @@ class DiLoCo:
         parameters = trained_parameters(model, may_be_sharded=True)
         parts = _fragments(parameters, fragments)
         plan = Plan(
-            sync_every, len(parts), fragment_sync_delay, fragment_update_alpha, weight, on_failure, codec, codec_down
+            sync_every,
+            len(parts),
+            fragment_sync_delay,
+            fragment_update_alpha,
+            weight,
+            on_failure,
+            codec,
+            codec_down,
+            data,
         )
         self._ranks = ranks_of(model, parameters, process_group)
+        if data is not None and self._ranks is not None:
+            raise InvalidArgumentError(
+                "expected no data for a model on several ranks, got some: each rank would take the same samples",
+                field="data",
+            )
         make_values = HostValues if self._ranks is None else self._ranks.values
         begin = partial(
             begin_diloco,
@@ -162,7 +183,7 @@ class DiLoCo:
         of_model = partial(begin, plan=plan, name=name, outer_optimizer=outer_optimizer, **options)
         self._parts = [_Part(make_values(parameters), parts, of_model)]
         if buffers == "mean":
-            alone = replace(plan, num_fragments=1, delay=0, alpha=0.0, codec=None, codec_down=None)
+            alone = replace(plan, num_fragments=1, delay=0, alpha=0.0, codec=None, codec_down=None, data=None)
             for title, kept, dtype, reduction in _kinds_of_buffers(model):
                 of_kind: Any = {**options, "reduction": reduction, "schedule": None, "clip_norm": None}
                 named = partial(begin, plan=alone, name=f"{name}/{title}", outer_optimizer=optim.SGD(1.0), **of_kind)
@@ -333,13 +354,14 @@ class LocalSGD(DiLoCo):
         codec: codecs.Codec | str | None = None,
         codec_down: codecs.Codec | str | None = None,
         buffers: Buffers = "local",
-        on_failure: OnFailure = "continue",
+        on_failure: OnFailure | None = None,
         if_exists: IfExists = "join",
         scheduler: Any = None,
         worker_id: str | None = None,
         timeout: float | None = None,
         container: str = "",
         process_group: Any = None,
+        data: Batches[Any] | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
         """Arguments and errors are those of `DiLoCo`."""
@@ -362,6 +384,7 @@ class LocalSGD(DiLoCo):
             timeout=timeout,
             container=container,
             process_group=process_group,
+            data=data,
             **options,
         )
 

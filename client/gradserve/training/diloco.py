@@ -17,9 +17,11 @@ from gradserve import optim, reductions
 from gradserve.client import Client
 from gradserve.codecs import Codec, as_codec
 from gradserve.conversion.plain import as_integer, as_number
+from gradserve.data import Batches
 from gradserve.parameter_records import PushPull, Version
 from gradserve.parameters import Parameters
 from gradserve.results import Outcome
+from gradserve.training.shared_data import SharedData
 from gradserve.workers import new_worker_id
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import (
@@ -46,6 +48,7 @@ _PASSING = (DeadlineExceededError, UnavailableError, ResourceExhaustedError)
 """The errors after which training goes on: the next synchronization may succeed."""
 _MOST_STEPS = range(1, 1 << 40)
 _FRAGMENTS = Argument("fragments")
+_DATA = Argument("data")
 _log = logging.getLogger(__name__)
 
 
@@ -97,9 +100,10 @@ class Plan:
         delay: The inner steps between taking an update and loading the version that it led to.
         alpha: The part of the local values that stays when a version is loaded.
         weight: The weight of an update: its tokens, its steps, 1, or what a function of both returns.
-        on_failure: What happens to local values when a synchronization fails.
+        on_failure: What happens to local values when a synchronization fails; None: "continue", with data "reset".
         codec: How updates travel; None: as they are.
         codec_down: How versions travel; likewise.
+        data: The samples of the worker, if the run shares them out.
     """
 
     sync_every: int
@@ -107,9 +111,10 @@ class Plan:
     delay: int = 0
     alpha: float = 0.0
     weight: Weight = "steps"
-    on_failure: OnFailure = "continue"
+    on_failure: OnFailure | None = None
     codec: Codec | str | None = None
     codec_down: Codec | str | None = None
+    data: Batches[Any] | None = None
 
     def __post_init__(self) -> None:
         """Checks the values.
@@ -127,10 +132,34 @@ class Plan:
             raise alpha.error("a number from 0 to 1", self.alpha)
         if not callable(self.weight) and self.weight not in ("tokens", "steps", "equal"):
             raise Argument("weight").error("'tokens', 'steps', 'equal' or a function of tokens and steps", self.weight)
-        if self.on_failure not in get_args(OnFailure):
+        if self.on_failure not in (None, *get_args(OnFailure)):
             raise Argument("on_failure").error("'continue' or 'reset'", self.on_failure)
         as_codec(self.codec, Argument("codec"))
         as_codec(self.codec_down, Argument("codec_down"), of_version=True)
+        if self.data is not None:
+            self._check_data(self.data)
+
+    def _check_data(self, data: Batches[Any]) -> None:
+        """Checks that each update is of the samples of its round, and of no others."""
+        if not isinstance(data, Batches):
+            raise _DATA.error("what gradserve.data.sampler or stream has returned", data)
+        if data.batches_per_step % self.sync_every:
+            expected = f"batches_per_step to be sync_every, {self.sync_every}, or a multiple of it,"
+            raise _DATA.error_saying(expected, str(data.batches_per_step))
+        needed = {
+            "fragments": (self.num_fragments, 1, "one fragment"),
+            "fragment_sync_delay": (self.delay, 0, "no delay"),
+            "fragment_update_alpha": (self.alpha, 0, "0"),
+            "on_failure": (self.on_failure or "reset", "reset", "'reset'"),
+        }
+        for name, (given, value, words) in needed.items():
+            if given != value:
+                raise Argument(name).error(f"{words} with data, so that each sample counts once,", given)
+
+    @property
+    def resets(self) -> bool:
+        """True if a worker goes back to the version that it had when a synchronization fails."""
+        return self.on_failure == "reset" or self.data is not None
 
     @property
     def period(self) -> int:
@@ -188,6 +217,7 @@ class Fragment:
         values: Arrays,
         plan: Plan,
         to_framework: Callable[[NDArray[Any]], Any],
+        data: SharedData | None = None,
     ) -> None:
         """Finds or creates the parameters.
 
@@ -196,11 +226,13 @@ class Fragment:
             values: The initial values.
             plan: The rules by which the fragment is synchronized.
             to_framework: Returns an array of a version as the framework's, in the same memory.
+            data: The samples of the worker, if the run shares them out.
         """
         self.names = tuple(values)
         self._plan = plan
+        self._data = data
         self.parameters = find(values)
-        self.base = self._newest()
+        self.base = self._begun(self.parameters)
         self.work = Work()
         self._reported: dict[str, list[float]] = {}
         self._find = find
@@ -222,6 +254,8 @@ class Fragment:
         The same update again rather than a longer one: the server may have counted it already, and then the rest must
         not count twice.
         """
+        if self._data is not None:
+            self._data.use()
         if self._update is None:
             weight, own, base = self._plan.weight_of(self.work), local(self.names), self.values()
             delta = {name: own[name] - base[name] for name in self.names}
@@ -250,7 +284,10 @@ class Fragment:
                 codec_down=self._plan.codec_down,
             )
             # The round of an update that is sent again may have ended long ago.
-            return replace(pulled, version=self._newest()) if update.has_failed else pulled
+            version = self._newest() if update.has_failed else pulled.version
+            if self._data is not None:
+                version = self._data.follow(self.parameters, version, self._newest)
+            return replace(pulled, version=version)
         except (*_PASSING, LostError) as error:
             return error
 
@@ -285,7 +322,7 @@ class Fragment:
         assert self._update is not None
         if isinstance(error, LostError):
             return self._begin_again(local)
-        if self._plan.on_failure == "reset":
+        if self._plan.resets:
             self._update, self.work = None, Work()
             return self.values()
         self._update.has_failed = True
@@ -293,16 +330,31 @@ class Fragment:
         return {}
 
     def _begin_again(self, local: Local) -> dict[str, Any]:
-        """Gives the version last loaded to a server that has lost its state; keeps what was done since."""
+        """Gives the version last loaded to a server that has lost its state; keeps what was done since.
+
+        Not with data: the samples are given out again.
+        """
         before = self.values()
-        self.parameters = self._find(self.base)
-        self.base = self._newest()
-        self._update = None
+        parameters = self._find(self.base)
+        base = self._begun(parameters)
+        self.parameters, self.base, self._update = parameters, base, None
+        if self._data is not None:
+            self.work = Work()
+            return self.values()
         own, common = local(self.names), self.values()
         return {name: common[name] + (own[name] - before[name]) for name in self.names}
 
+    def _begun(self, parameters: Parameters) -> Version:
+        """Returns the version of parameters from which to go on."""
+        if self._data is None:
+            return self._read(parameters)
+        return self._data.begin(parameters, lambda: self._read(parameters))
+
     def _newest(self) -> Version:
-        return self.parameters.read(copy=False, codec=self._plan.codec_down)
+        return self._read(self.parameters)
+
+    def _read(self, parameters: Parameters) -> Version:
+        return parameters.read(copy=False, codec=self._plan.codec_down)
 
 
 @dataclass
@@ -492,7 +544,16 @@ def begin_diloco(
     """
     if if_exists not in get_args(IfExists):
         raise Argument("if_exists").error("'join' or 'error'", if_exists)
-    options["agreement"] = {"sync_every": str(plan.sync_every), **(options.get("agreement") or {})}
+    own_id, data = worker_id or new_worker_id(), None
+    agreement = {"sync_every": str(plan.sync_every)}
+    if plan.data is not None:
+        if options.get("max_staleness"):
+            raise Argument("max_staleness").error(
+                "0 with data, so that each sample counts once,", options["max_staleness"]
+            )
+        agreement["data"] = "; ".join(f"{key} {text}" for key, text in plan.data.settings.items())
+        data = SharedData(plan.data, client, own_id, container, options.get("durability"))
+    options["agreement"] = {**agreement, **(options.get("agreement") or {})}
 
     def finder(number: int) -> Callable[[Any], Parameters]:
         return lambda values: client.parameters(
@@ -505,7 +566,7 @@ def begin_diloco(
             **options,
         )
 
-    found = [Fragment(finder(number), values, plan, to_framework) for number, values in enumerate(fragments)]
+    found = [Fragment(finder(number), values, plan, to_framework, data) for number, values in enumerate(fragments)]
     if if_exists == "error" and any(each.base.step for each in found):
         steps = max(each.base.step for each in found)
         raise AlreadyExistsError(
@@ -519,7 +580,7 @@ def begin_diloco(
         _log.warning(
             "the run %r has outer optimizer %r, not %r: see Parameters.change", name, has.optimizer, outer_optimizer
         )
-    return DilocoWorker(found, plan, worker_id or new_worker_id(), timeout)
+    return DilocoWorker(found, plan, own_id, timeout)
 
 
 def fragments_of(sizes: Mapping[str, int], fragments: Any) -> list[list[str]]:
