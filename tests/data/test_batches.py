@@ -48,7 +48,7 @@ class TestTaking:
     def test_more_than_one_step_needs_is_refused(self) -> None:
         taken = iter(begun(in_order(), Registry(), "a"))
         next(taken)
-        with pytest.raises(gradserve.InvalidArgumentError, match="num_workers at 0"):
+        with pytest.raises(gradserve.InvalidArgumentError, match="let `prefetch` make it"):
             next(taken)
 
 

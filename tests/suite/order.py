@@ -76,6 +76,7 @@ LONG: Mapping[str, int] = {
     "simulation/sharding/test_faults.py": 30,
     "simulation/sharding/test_simulation.py": 30,
     "simulation/test_faults.py": 20,
+    "torch/test_data.py": 20,
     "torch/test_elastic_training.py": 140,
     "torch/test_equal_weights.py": 18,
     "torch/test_examples.py": 60,

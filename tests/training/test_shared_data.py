@@ -3,6 +3,7 @@
 A worker here takes the batches of an update, and pushes it later, so that tests can let things happen in between.
 """
 
+import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,6 @@ def assert_once(client: gradserve.Client, name: str, keepers: list[Trained], *ot
     assert {count - epoch for count in counts.values()} <= {0, 1}
 
 
-_names = iter(range(1 << 30))
 ACTS = st.sampled_from(["take", "push", "die", "return", "return with another id"])
 
 
@@ -97,10 +97,8 @@ def test_workers_come_die_return_and_are_late(
     server_address: str, num_required: int, acts: list[tuple[int, str]]
 ) -> None:
     """Rounds of one update, or of two: there, the call of the first one gives up, and the second one ends the round."""
-    name, options = (
-        f"acts-{next(_names)}",
-        {"num_required": num_required, "timeout": None if num_required == 1 else 0.02},
-    )
+    name = uuid.uuid4().hex
+    options: dict[str, Any] = {"num_required": num_required, "timeout": None if num_required == 1 else 0.02}
     ids = {number: f"w{number}" for number in range(4)}
     present, dead, with_batches = dict[int, Trained](), list[Trained](), set[int]()
     with gradserve.connect(server_address) as client:

@@ -7,7 +7,7 @@ from that each computes its own block. A block counts if the gradient of its wor
 is among the first blocks of the next step. So every sample counts exactly once per epoch.
 
 `blocks` is what has counted, and whose block is whose. `seats` numbers the workers. `order` is the order of an epoch.
-`batches` are those of a dataset or of a stream.
+`batches` are those of a dataset or of a stream. `prefetch` loads them ahead.
 
 import gradserve.data
 
@@ -20,8 +20,9 @@ with gradserve.torch.average_gradients(client, model, optimizer, num_required=4,
 """
 
 from gradserve.data.batches import Batches, Sampler, Stream, sampler, stream
+from gradserve.data.prefetch import Prefetched
 from gradserve.public_names import publish as _publish
 
-__all__ = ["Batches", "Sampler", "Stream", "sampler", "stream"]
+__all__ = ["Batches", "Prefetched", "Sampler", "Stream", "sampler", "stream"]
 
 _publish(__name__, globals(), __all__)

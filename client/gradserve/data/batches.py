@@ -3,6 +3,7 @@
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from copy import deepcopy
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,11 +13,13 @@ from gradserve.client import Client
 from gradserve.conversion.plain import as_flag, as_integer
 from gradserve.data.blocks import Blocks
 from gradserve.data.order import samples_at
+from gradserve.data.prefetch import Prefetched
 from gradserve.data.seats import Seats
 from gradserve.errors import InvalidArgumentError
 from gradserve_protocol.argument import Argument
 
 T = TypeVar("T")
+LoadedT = TypeVar("LoadedT")
 _MOST = 1 << 40
 _STATE = Argument("state")
 
@@ -26,8 +29,8 @@ class Batches(ABC, Generic[T]):
 
     `for batch in batches` takes batches until the epoch has ended, which all workers notice at the same step. Each is
     taken when it is needed, as which one it is depends on the rounds before: `batches_per_step` of them in each step,
-    then the step, by `optimizer.step()` or `Worker.exchange`. A step of DiLoCo is a synchronization. If a step has ended with an error, or the loop was left,
-    the batches of the same step come again.
+    then the step, by `optimizer.step()` or `Worker.exchange`; a step of DiLoCo is a synchronization. If a step has
+    ended with an error, or the loop was left, the batches of the same step come again. `prefetch` loads ahead.
 
     For one thread.
 
@@ -151,7 +154,34 @@ class Batches(ABC, Generic[T]):
         self.step = state["step"]
         self._num_taken = 0
 
+    def prefetch(self, load: Callable[[Iterable[list[T]]], Iterable[LoadedT]]) -> Prefetched[T, LoadedT]:
+        """Returns what a loader makes of these batches, in which it may be ahead of the steps.
+
+        A batch counts with its step, not when it is loaded. Which one a worker takes in a later step is known only when
+        the rounds before have ended. So the loader gets the batches that are expected, and the loop those that really
+        come next. The rest is dropped: after a round without one of the workers, as many batches as the loader is ahead
+        may have been loaded for nothing.
+
+            loader = sampler.prefetch(lambda numbers: DataLoader(dataset, batch_sampler=numbers, num_workers=4))
+            for inputs, targets in loader:  # until the epoch has ended
+
+        Args:
+            load: Returns an iterable of loaded batches, given an endless one of batches: one for each, in the same
+                order. Called once, and again after an error of the iterable. It must read the batches one by one, in
+                the thread that asks it for a loaded one, as a DataLoader and `map` do.
+
+        Raises:
+            InvalidArgumentError: While batches are taken: the iterable has ended, or has too many items.
+        """
+        if not callable(load):
+            raise Argument("load").error("a function that returns what is loaded of batches", load)
+        return Prefetched(load, self._places, self._expected, self._batch)
+
     def __iter__(self) -> Iterator[list[T]]:
+        return map(self._batch, self._places())
+
+    def _places(self) -> Iterator[range]:
+        """Takes batches until the epoch has ended, and yields their places in the sequence of all epochs."""
         self._begun()
         epoch = self.epoch
         self._num_taken = 0
@@ -161,20 +191,33 @@ class Batches(ABC, Generic[T]):
             if self._num_taken == self._per_step:
                 raise InvalidArgumentError(
                     f"expected a step of training after {self._per_step} batches (batches_per_step), got a call for "
-                    "more: which samples come next is known when the step has ended, so a DataLoader must not load "
-                    "ahead: leave num_workers at 0",
+                    "more: which samples come next is known when the step has ended. A DataLoader with num_workers "
+                    "loads ahead: let `prefetch` make it",
                     field="data",
                 )
             if self._num_taken == 0:
                 self._is_used = False
                 if self.epoch != epoch:
                     return
-            begin = self._own_block() * self._block_size + self._num_taken * self._batch_size
+            block = self._blocks.block_of(self._worker_id, self._begun().numbers)
             self._num_taken += 1
-            yield self._batch(range(begin, begin + self._batch_size))
+            yield self._places_of(block, self._num_taken - 1)
 
-    def _own_block(self) -> int:
-        return self._blocks.block_of(self._worker_id, self._begun().numbers)
+    def _expected(self) -> Iterator[range]:
+        """Yields the places of the batch that was taken last, and of those after it if the same workers stay."""
+        blocks, seats = deepcopy(self._blocks), self._begun().numbers
+        index = self._num_taken - 1
+        while True:
+            block = blocks.block_of(self._worker_id, seats)
+            while index < self._per_step:
+                yield self._places_of(block, index)
+                index += 1
+            blocks.end_round({*blocks.members, self._worker_id}, seats)
+            index = 0
+
+    def _places_of(self, block: int, index: int) -> range:
+        begin = block * self._block_size + index * self._batch_size
+        return range(begin, begin + self._batch_size)
 
     def _begun(self) -> Seats:
         if self._seats is None:
@@ -294,8 +337,9 @@ def sampler(
     its samples has counted; by then, some of the next one may have, too, so that all batches are of the same size.
 
     Give it as `data` to `gradserve.torch.average_gradients`, `gradserve.jax.average_by`, `gradserve.training.Worker` or
-    DiLoCo of `gradserve.torch` or `gradserve.jax`, by all workers of the run. It is a `batch_sampler` of PyTorch's DataLoader, and a
-    `sampler` of one with `batch_size=None`; anything else reads `for numbers in sampler`.
+    DiLoCo of `gradserve.torch` or `gradserve.jax`, by all workers of the run. It is a `batch_sampler` of PyTorch's
+    DataLoader without worker processes, and a `sampler` of one with `batch_size=None`; anything else reads
+    `for numbers in sampler`. `Batches.prefetch` loads ahead.
 
     Args:
         dataset: The dataset, for its length, or that.
