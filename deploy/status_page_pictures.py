@@ -2,11 +2,12 @@
 
 python deploy/status_page_pictures.py [FOLDER]
 
-One of 16 workers is slow, another one is often too late or away. Four workers train parameters on the server, and say
-how well. Needs Chromium.
+One of 16 workers is slow, another one is often too late or away. All send digests of equal weights. Four workers train
+parameters on the server, and say how well. Two earlier runs are over. Needs Chromium.
 """
 
 import asyncio
+import hashlib
 import io
 import math
 import random
@@ -44,7 +45,7 @@ class Window:
     scale: int
 
 
-DESKTOP = Window(1440, 1000, 1640, 1)
+DESKTOP = Window(1440, 1000, 1800, 1)
 PHONE = Window(390, 844, 1340, 2)
 
 
@@ -55,7 +56,14 @@ async def train(client: aio.Client, name: str, shape: tuple[int, ...], pause: Ca
     step = 0
     while True:
         await asyncio.sleep(pause())
-        result = await accumulator.push_pull(gradient, NUM_REQUIRED, step, worker_id=worker, on_stale="return")
+        result = await accumulator.push_pull(
+            gradient,
+            NUM_REQUIRED,
+            step,
+            worker_id=worker,
+            parameters_digest=hashlib.sha256(f"{name}/{step}".encode()).digest(),
+            on_stale="return",
+        )
         step = result.step
 
 
@@ -90,6 +98,15 @@ async def train_on_server(client: aio.Client, number: int) -> None:
             await parameters.report({"loss": loss + 0.08}, version)
 
 
+async def train_before(client: aio.Client, name: str, num_rounds: int) -> None:
+    """Trains parameters of a run that is over, and deletes them."""
+    parameters = await client.parameters({"kernel": np.zeros(64, np.float32)}, shared_name=name, num_required=1)
+    for number in range(num_rounds):
+        loss = 1.4 + 2.2 * math.exp(-number / 25)
+        await parameters.push({"kernel": np.zeros(64, np.float32)}, number, metrics={"loss": loss})
+    await parameters.delete()
+
+
 async def compute(client: aio.Client) -> None:
     """Computes ops and a layer again and again."""
     draw = np.random.default_rng().standard_normal
@@ -120,6 +137,8 @@ async def fail(client: aio.Client) -> None:
 async def work(address: str) -> None:
     """Does everything until it is cancelled."""
     async with aio.connect(address) as client, asyncio.TaskGroup() as group:
+        group.create_task(train_before(client, "characters/lr-0.3", 12))
+        group.create_task(train_before(client, "characters/lr-0.5", 40))
         for number in range(NUM_WORKERS):
             worker = f"worker-{number:02}"
             group.create_task(train(client, "resnet50/gradients", (256, 256), pause_of(number), worker))
@@ -131,9 +150,9 @@ async def work(address: str) -> None:
 
 
 async def picture(
-    browser: Browser, url: str, scheme: Literal["light", "dark"], window: Window, **selected: str
+    browser: Browser, url: str, scheme: Literal["light", "dark"], window: Window, opened: str = "past", **selected: str
 ) -> Image.Image:
-    """Opens the page, waits, and returns its picture, with something selected."""
+    """Opens the page and a part of it, waits, and returns its picture, with something selected."""
     page = await browser.new_page(
         viewport={"width": window.width, "height": window.height},
         color_scheme=scheme,
@@ -141,6 +160,8 @@ async def picture(
     )
     await page.goto(f"{url}#{urlencode({'container': 'default', 'name': 'resnet50/gradients', **selected})}")
     await page.locator("#timeline svg").wait_for()
+    await page.locator(f"#{opened} > summary").click()
+    await page.locator(f"#{opened} tbody tr").first.wait_for()
     await asyncio.sleep(SECONDS)
     clip: FloatRect = {"x": 0, "y": 0, "width": window.width, "height": window.tall}
     return Image.open(io.BytesIO(await page.screenshot(full_page=True, clip=clip))).convert("RGBA")
@@ -166,7 +187,7 @@ async def pictures() -> dict[str, Image.Image]:
                 picture(browser, url, "dark", DESKTOP),
                 picture(browser, url, "light", PHONE),
                 picture(browser, url, "dark", PHONE),
-                picture(browser, url, "light", DESKTOP, kind="parameters", name="characters/diloco"),
+                picture(browser, url, "light", DESKTOP, opened="what-if", kind="parameters", name="characters/diloco"),
             )
             await browser.close()
             working.cancel()

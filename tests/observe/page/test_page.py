@@ -289,6 +289,8 @@ async def test_an_accumulator_with_the_longest_name_is_found(opened: OpenPage, d
 async def test_on_a_phone_nothing_is_wider_than_the_screen(opened: OpenPage, documents: DocumentsServer) -> None:
     documents.document = document(START_SECONDS, num_accumulators=100, num_workers=60)
     page = await opened.at(documents.url, size=PHONE)
+    await page.locator("#past > summary").click()
+    await page.locator("#log > summary").click()
     assert await page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
     await page.get_by_role("button", name="embedding/rows").click()
     await expect(page.locator("#detail-title")).to_be_in_viewport()

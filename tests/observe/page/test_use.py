@@ -1,11 +1,14 @@
 """How people use the status page: with a keyboard, with a token, and when the server is gone."""
 
+import logging
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
+from gradserve_protocol.server_status import PastRun
 from gradserve_server.observe.status.snapshot import Order
 from tests.observe.page.documents import document
 from tests.observe.page.documents_server import START_SECONDS, DocumentsServer
@@ -25,8 +28,16 @@ async def violations(page: Page) -> str:
 async def test_everybody_can_read_it(
     opened: OpenPage, documents: DocumentsServer, size: tuple[int, int], scheme: Literal["light", "dark"]
 ) -> None:
+    ended = PastRun("parameters", "default", "llm", "1", 1.7e9, 1.7e9 + 60, 1200, {"loss": 0.25}, "deleted")
+    documents.document = replace(document(START_SECONDS), past_runs=(ended,))
+    documents.logs.handle(
+        logging.LogRecord("gradserve_server.x", logging.ERROR, __file__, 1, "a disk is full", (), None)
+    )
     page = await opened.at(documents.url, size=size, scheme=scheme)
-    await page.locator("#rounds-details summary").click()
+    for part in ("rounds-details", "past", "log"):
+        await page.locator(f"#{part} > summary").click()
+    for rows in ("past-runs", "log-lines"):
+        await expect(page.locator(f"#{rows} tbody tr")).to_have_count(1)
     assert await violations(page) == ""
 
 

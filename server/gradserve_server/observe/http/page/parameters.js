@@ -35,7 +35,7 @@ export class ParametersList {
       { class: "number", write: (one) => count(number(one.step)) },
       { class: "number", write: (one) => rate(number(one.rounds_per_second)) },
       { class: "number", write: (one) => `${count(number(one.num_updates))}/${count(number(one.num_required))}` },
-      { class: "number", write: (one) => count(number(one.num_waiting)) },
+      { class: "number optional", write: (one) => count(number(one.num_waiting)) },
       { class: "number", write: participation },
       { class: "number optional", write: (one) => bytes(number(one.num_bytes)) },
     ]);

@@ -10,8 +10,13 @@ import { Table } from "./table.js";
 const MOST = 256;
 const PAUSE_SECONDS = 10;
 
-/** A time in seconds since 1970, in the time zone of the reader. */
-const at = (seconds) => (seconds ? new Date(1000 * seconds).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }) : "–");
+/** A time in seconds since 1970, in the time zone of the reader; the year only if it is not the present one. */
+function at(seconds) {
+  if (!seconds) return "–";
+  const time = new Date(1000 * seconds);
+  const year = time.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
+  return time.toLocaleString([], { year, month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+}
 
 /** Asks the server while its part of the page is open: at once for another filter, otherwise every now and then. */
 export class PastRuns {
@@ -22,9 +27,9 @@ export class PastRuns {
     this.node = byId("past");
     this.table = new Table("past-runs", [
       { class: "id", write: (run) => titleOf(run), title: (run) => run.incarnation },
-      { class: "code", write: (run) => run.kind },
+      { class: "code optional", write: (run) => run.kind },
       { class: "number", write: (run) => (number(run.step) ? count(number(run.step)) : "–") },
-      { class: "number", write: (run) => at(number(run.begun)) },
+      { class: "number optional", write: (run) => at(number(run.begun)) },
       { class: "number", write: (run) => at(number(run.ended)) },
       { class: "ids", write: (run) => listed(run.metrics ?? {}) || "–" },
       { class: "message", write: (run) => run.reason },
