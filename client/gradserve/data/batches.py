@@ -155,7 +155,7 @@ class Batches(ABC, Generic[T]):
         self._num_taken = 0
 
     def prefetch(self, load: Callable[[Iterable[list[T]]], Iterable[LoadedT]]) -> Prefetched[T, LoadedT]:
-        """Returns what a loader makes of these batches, in which it may be ahead of the steps.
+        """Returns these batches as a loader returns them, which may be ahead of the steps.
 
         A batch counts with its step, not when it is loaded. Which one a worker takes in a later step is known only when
         the rounds before have ended. So the loader gets the batches that are expected, and the loop those that really

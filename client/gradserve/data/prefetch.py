@@ -13,7 +13,7 @@ _LOAD = Argument("load")
 
 
 class Prefetched(Generic[T, LoadedT]):
-    """What a loader makes of the batches of one worker, in which it may be ahead. Made by `Batches.prefetch`.
+    """The batches of one worker as a loader returns them, which may be ahead of the steps. Made by `Batches.prefetch`.
 
     `for loaded in prefetched` is as `for batch in batches`: it ends with the epoch, and gives what comes next at this
     moment, also if a worker has come or died since it was loaded. The loader is asked for what is expected: that all
@@ -43,7 +43,7 @@ class Prefetched(Generic[T, LoadedT]):
         self._asked: deque[int] = deque()
         """The first place of each batch that the loader has been given and has not returned."""
         self._loaded: dict[int, LoadedT] = {}
-        """What it has returned, by first place."""
+        """The batches that it has returned, by first place."""
         self._unread: Iterator[range] = iter(())
         self._ahead: list[range] = []
         """The batches that are expected, from the present one on, as far as they were looked at."""

@@ -25,12 +25,14 @@ ROUNDS = 3
 
 
 @contextmanager
-def five_workers(*, in_tree: bool, size: int = 1) -> Iterator[tuple[list[gradserve.Client], list[LocalServer]]]:
+def five_workers(
+    *, in_tree: bool, size: int = 1, grace: float = 30.0
+) -> Iterator[tuple[list[gradserve.Client], list[LocalServer]]]:
     """Connects five workers: two to each of two aggregators and one to the servers, or all to the servers."""
     with ExitStack() as stack:
         stack.enter_context(small_pieces())
         top = addresses_of(stack.enter_context(running(size)))
-        near = [stack.enter_context(aggregator(",".join(top), 2)) for _ in range(2)] if in_tree else []
+        near = [stack.enter_context(aggregator(",".join(top), 2, grace)) for _ in range(2)] if in_tree else []
         clients: list[gradserve.Client] = []
         for each in near:
             clients += stack.enter_context(clients_of(each.address, 2))
