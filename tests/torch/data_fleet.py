@@ -4,8 +4,12 @@ Each appends its updates to FOLDER/NAME.updates before it pushes them: the versi
 """
 
 import json
+import os
+import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,12 +25,21 @@ NUM_SAMPLES, BATCH_SIZE, SYNC_EVERY = 50, 3, 2
 RUN = "net"
 
 
+def be_silent(_number: int) -> None:
+    """Drops what a loading process says: its worker may be killed while it gets a batch, and raises its errors."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def work(address: str, folder: Path, name: str) -> None:
     """Trains to NUM_VERSIONS, in rounds of two workers."""
     torch.set_num_threads(1)
     dataset = TensorDataset(torch.arange(NUM_SAMPLES))
     data = sampler(dataset, seed=1, batch_size=BATCH_SIZE, batches_per_step=SYNC_EVERY)
-    loader = data.prefetch(lambda numbers: DataLoader(dataset, batch_sampler=numbers, num_workers=2, prefetch_factor=3))
+
+    def load(numbers: Iterable[list[int]]) -> DataLoader[Any]:
+        return DataLoader(dataset, batch_sampler=numbers, num_workers=2, prefetch_factor=3, worker_init_fn=be_silent)
+
+    loader = data.prefetch(load)
     model = torch.nn.Linear(1, 1)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
