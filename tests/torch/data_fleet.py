@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradserve
-from gradserve.data import sampler
+from gradserve.data import Sampler, sampler
 from gradserve.torch import LocalSGD
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.torch.elastic_fleet import main
@@ -23,6 +23,10 @@ from tests.torch.elastic_fleet import main
 NUM_VERSIONS, HELD_VERSION = 24, 14
 NUM_SAMPLES, BATCH_SIZE, SYNC_EVERY = 50, 3, 2
 RUN = "net"
+
+
+def samples() -> Sampler:
+    return sampler(NUM_SAMPLES, seed=1, batch_size=BATCH_SIZE, batches_per_step=SYNC_EVERY)
 
 
 def be_silent(_number: int) -> None:
@@ -34,7 +38,7 @@ def work(address: str, folder: Path, name: str) -> None:
     """Trains to NUM_VERSIONS, in rounds of two workers."""
     torch.set_num_threads(1)
     dataset = TensorDataset(torch.arange(NUM_SAMPLES))
-    data = sampler(dataset, seed=1, batch_size=BATCH_SIZE, batches_per_step=SYNC_EVERY)
+    data = samples()
 
     def load(numbers: Iterable[list[int]]) -> DataLoader[Any]:
         return DataLoader(dataset, batch_sampler=numbers, num_workers=2, prefetch_factor=3, worker_init_fn=be_silent)
@@ -64,7 +68,7 @@ def work(address: str, folder: Path, name: str) -> None:
                 (folder / f"{name}.step").write_text(str(run.version))
                 if run.version >= NUM_VERSIONS:
                     break
-        result = {"step": run.version, "epoch": data.epoch, "num_counted": data.num_counted}
+        result = {"step": run.version, "state": data.state_dict()}
         (folder / f"{name}.json").write_text(json.dumps(result))
 
 
