@@ -113,7 +113,7 @@ def _stages(
             for side, pid in pids.items():
                 flame = flames / f"{call}-{way}-{side}.svg"
                 _record(profiler, pid, flame, "flamegraph", seconds)
-                flame.write_text(_without_folders(flame.read_text()))
+                flame.write_text(flame.read_text().replace(f"{profiler.parent}/", ""))  # the title is the command
     number = client.number * took / (took + _WARM_UP_SECONDS)
     processor = {side: used[side] / number * 1e6 for side in SIDES}
     rooms = {
@@ -156,16 +156,9 @@ def _sampled(profiler: Path, pid: int, file: Path, seconds: float) -> Counter[st
 
 def _record(profiler: Path, pid: int, file: Path, form: str, seconds: float) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    command = [str(profiler), "record", "--pid", str(pid), "--format", form, "--rate", str(_RATE), "--full-filenames"]
+    command = [str(profiler), "record", "--pid", str(pid), "--format", form, "--rate", str(_RATE)]
     command += ["--duration", str(round(seconds)), "--output", str(file)]
     subprocess.run(command, check=True, capture_output=True)
-
-
-def _without_folders(text: str) -> str:
-    """Returns a flame graph in which files are named from the repository or the standard library on."""
-    for folder in (ROOT, *map(Path, sys.path[1:])):
-        text = text.replace(f"{folder}/", "")
-    return text
 
 
 def rooms_of(samples: str) -> Counter[str]:
