@@ -2,6 +2,7 @@
 
 import { fetchLog } from "./connection.js";
 import { byId, setText } from "./elements.js";
+import { Pace } from "./pace.js";
 import { Table } from "./table.js";
 
 const MOST = 200;
@@ -12,18 +13,18 @@ const at = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hour12
 
 /** Asks the server while its part of the page is open: at once for other wishes, otherwise every other second. */
 export class Log {
-  #asked;
-  #at = 0;
+  #pace;
 
   constructor(ask) {
-    this.node = byId("log");
+    const node = byId("log");
+    this.#pace = new Pace(node, PAUSE_SECONDS);
     this.table = new Table("log-lines", [
       { class: "at", write: (line) => at(line.time), title: (line) => new Date(1000 * line.time).toISOString() },
       { class: "code", write: (line) => line.level, mark: (line) => ALARMING.has(line.level) },
       { class: "message", write: (line) => line.message, title: (line) => line.logger },
       { class: "id", write: (line) => line.request_id || "–" },
     ]);
-    this.node.addEventListener("toggle", ask);
+    node.addEventListener("toggle", ask);
     byId("log-filter").addEventListener("input", ask);
     byId("log-level").addEventListener("change", ask);
   }
@@ -31,11 +32,9 @@ export class Log {
   async show(token, now = performance.now() / 1000) {
     const query = { level: byId("log-level").value, contains: byId("log-filter").value.trim(), max_lines: MOST };
     const key = JSON.stringify(query);
-    if (!this.node.open || (key === this.#asked && now - this.#at < PAUSE_SECONDS)) return;
-    this.#asked = key;
-    this.#at = now;
+    if (!this.#pace.begins(key, now)) return;
     const lines = await fetchLog(query, token);
-    if (key !== this.#asked) return;
+    if (this.#pace.isNew(key)) return;
     this.table.show([...(lines ?? [])].reverse(), (line) => line.number);
     setText(byId("log-lines-empty"), lines ? "No line of the log fits." : "The log is for admins of all containers.");
   }

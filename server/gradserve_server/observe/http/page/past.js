@@ -5,6 +5,7 @@ import { fetchStatus } from "./connection.js";
 import { listed } from "./curves.js";
 import { byId, setText } from "./elements.js";
 import { count, number } from "./format.js";
+import { Pace } from "./pace.js";
 import { Table } from "./table.js";
 
 const MOST = 256;
@@ -20,11 +21,9 @@ function at(seconds) {
 
 /** Asks the server while its part of the page is open: at once for another filter, otherwise every now and then. */
 export class PastRuns {
-  #asked;
-  #at = 0;
+  #pace = new Pace(byId("past"), PAUSE_SECONDS);
 
   constructor() {
-    this.node = byId("past");
     this.table = new Table("past-runs", [
       { class: "id", write: (run) => titleOf(run), title: (run) => run.incarnation },
       { class: "code optional", write: (run) => run.kind },
@@ -38,13 +37,10 @@ export class PastRuns {
 
   /** Shows those whose names contain a text. */
   async show(filter, token, now = performance.now() / 1000) {
-    const isNew = filter !== this.#asked;
-    if (!this.node.open || (!isNew && now - this.#at < PAUSE_SECONDS)) return;
-    this.#asked = filter;
-    this.#at = now;
+    if (!this.#pace.begins(filter, now)) return;
     const query = { max_past_runs: MOST, max_accumulators: 1, max_rounds: 1, max_workers: 1, ...(filter ? { name_contains: filter } : {}) };
     const { past_runs: found = [] } = await fetchStatus(query, token);
-    if (filter !== this.#asked) return;
+    if (this.#pace.isNew(filter)) return;
     this.table.show(found, (run) => `${run.kind} ${run.incarnation} ${run.container}/${run.name}`);
     setText(byId("past-runs-empty"), filter ? `No past run has “${filter}” in its name.` : "Nothing has been deleted.");
   }

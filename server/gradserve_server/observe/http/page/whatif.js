@@ -4,6 +4,7 @@ import { keyOf } from "./accumulators.js";
 import { fetchWhatIf } from "./connection.js";
 import { byId, setText } from "./elements.js";
 import { count, number, plural, seconds } from "./format.js";
+import { Pace } from "./pace.js";
 import { PARAMETERS } from "./parameters.js";
 import { Table } from "./table.js";
 
@@ -11,11 +12,9 @@ const PAUSE_SECONDS = 10;
 
 /** Asks the server while its part of the page is open, every now and then. */
 export class WhatIf {
-  #asked;
-  #at = 0;
+  #pace = new Pace(byId("what-if"), PAUSE_SECONDS);
 
   constructor() {
-    this.node = byId("what-if");
     this.table = new Table("rules", [
       { class: "number", write: (rule) => count(rule.required) },
       { class: "number", write: (rule) => (rule.grace ? seconds(rule.grace) : "–") },
@@ -29,13 +28,10 @@ export class WhatIf {
   /** Shows the rounds of what is selected; `query` is one with which the server finds it. */
   async show(selected, query, token, now = performance.now() / 1000) {
     const key = `${selected.kind} ${keyOf(selected)}`;
-    const isNew = key !== this.#asked;
-    if (isNew) this.#draw(undefined);
-    if (!this.node.open || (!isNew && now - this.#at < PAUSE_SECONDS)) return;
-    this.#asked = key;
-    this.#at = now;
+    if (this.#pace.isNew(key)) this.#draw(undefined);
+    if (!this.#pace.begins(key, now)) return;
     const found = await fetchWhatIf(query, token);
-    if (key !== this.#asked) return;
+    if (this.#pace.isNew(key)) return;
     const listed = selected.kind === PARAMETERS ? found.parameters : found.accumulators;
     this.#draw(listed.find((one) => keyOf(one) === keyOf(selected))?.what_if);
   }
