@@ -28,7 +28,8 @@ import psutil
 import gradserve
 from benchmarks.harness import provenance
 from benchmarks.harness.environments import ROOT, Environment
-from deploy.costs import WAYS, call_on
+from benchmarks.peers.gradserve.kernels import wait_for_kernels
+from deploy.costs import WAYS, call_on, connected
 from deploy.walks import PACKAGES
 from gradserve_testing import ServerProcess
 
@@ -39,7 +40,6 @@ SIDES = ("client", "server")
 ELSEWHERE = "gRPC, event loop"
 _RATE = 500
 _WARM_UP_SECONDS = 1.0
-_PACKAGE_NAMES = {package.name: side for package, side in PACKAGES.items()}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def repeat(call: str, way: str, address: str) -> None:
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, tell)
-    with gradserve.connect(address, transport=next(each for each in WAYS if each == way)) as client:
+    with connected(way, address) as client:
         make, prepare = call_on(client, f"stages-{call}-{way}", call)
         while True:
             prepare()
@@ -86,8 +86,7 @@ def measured(seconds: float, flames: Path | None) -> Iterator[Stages]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradserve-stages-")))
         server = stack.enter_context(ServerProcess(folder))
         with gradserve.connect(server.address) as client:
-            while not client.server_info().ops_prepared:
-                time.sleep(_WARM_UP_SECONDS)
+            wait_for_kernels(client)
         for call in CALLS:
             for way in WAYS:
                 yield _stages(call, way, server, profiler, folder, seconds, flames)
@@ -174,7 +173,7 @@ def rooms_of(samples: str) -> Counter[str]:
 def _room(frame: str) -> str:
     """Returns the room of a frame "FUNCTION (PATH:LINE)", such as "accumulators" or "rpc/listeners"; empty for none."""
     path = Path(frame.rpartition("(")[2].rpartition(":")[0])
-    for name in _PACKAGE_NAMES:
+    for name in (package.name for package in PACKAGES):
         if name in path.parts:
             inside = path.parts[path.parts.index(name) + 1 : -1]
             if name == "gradserve_protocol":

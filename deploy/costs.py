@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 import gradserve
+from benchmarks.peers.gradserve.kernels import wait_for_kernels
 from deploy.walks import Tracer
 from gradserve.transport.settings import TransportName
 from gradserve_testing import LocalServer, ServerProcess
@@ -36,7 +36,6 @@ STRACE = shutil.which("strace")
 
 _NUM_FLOATS = 1024
 _NEVER_STALE = 1 << 40
-_SETTLING_SECONDS = 0.2
 _FREE_CALLS = 20
 """Calls of functions that there may be in addition: on a busy machine, more background work falls into a call."""
 _PEAK_TOLERANCE = 1.25
@@ -121,8 +120,7 @@ def _system_calls() -> Iterator[tuple[str, dict[str, float]]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradserve-costs-")))
         server = stack.enter_context(ServerProcess(folder))
         with gradserve.connect(server.address) as client:
-            while not client.server_info().ops_prepared:  # its threads make system calls of their own
-                time.sleep(_SETTLING_SECONDS)
+            wait_for_kernels(client)  # whose threads make system calls of their own
         for call in ("apply_grad", "push_pull"):
             for way in WAYS:
                 few, many = (_counted(server, folder, call, way, number) for number in (_FEW, _MANY))
@@ -162,9 +160,14 @@ def _attached(pid: int, summary: Path) -> Iterator[bool]:
         tracing.communicate(timeout=_SUMMARY_SECONDS)
 
 
-def repeat(call: str, way: TransportName, address: str, number: int) -> None:
+def connected(way: str, address: str) -> gradserve.Client:
+    """Connects over one of the ways, by its name."""
+    return gradserve.connect(address, transport=next(each for each in WAYS if each == way))
+
+
+def repeat(call: str, way: str, address: str, number: int) -> None:
     """Makes a call so many times."""
-    with gradserve.connect(address, transport=way) as client:
+    with connected(way, address) as client:
         make, _ = call_on(client, f"{call}-{way}", call)
         for _ in range(number):
             make()
@@ -220,7 +223,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.repeat:
         call, way, address, number = arguments.repeat
-        return repeat(call, next(each for each in WAYS if each == way), address, int(number))
+        return repeat(call, way, address, int(number))
     costs = measured()
     sys.stdout.writelines(f"{line}\n" for line in table(costs))
     if not any(each.system_calls for each in costs.values()):

@@ -1,4 +1,4 @@
-"""What small calls may cost: `make costs`."""
+"""The budget of small calls: `make costs`."""
 
 from dataclasses import replace
 

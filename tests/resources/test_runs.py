@@ -1,4 +1,4 @@
-"""What a server remembers of accumulators and parameters that are gone."""
+"""A server's memory of accumulators and parameters that are gone."""
 
 import shutil
 from pathlib import Path

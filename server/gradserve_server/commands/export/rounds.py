@@ -199,7 +199,7 @@ class Source:
     """
 
     def __init__(self, kind: str, container: str, name: str, *, with_workers: bool = True) -> None:
-        """Takes what to look at.
+        """Takes the name of the resource.
 
         Args:
             kind: `ACCUMULATORS` or `PARAMETERS`.
