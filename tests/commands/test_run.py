@@ -152,8 +152,13 @@ def test_workers_that_fail_again_and_again(
     tmp_path: Path, options: tuple[str, ...], failing: str, code: int, num_starts: int
 ) -> None:
     """With a server of its own, which serves at once: this one is a script."""
+    started = tmp_path / "started"
+    started.mkdir()
     fails = f"""
 print("start", flush=True)
+open({str(started)!r} + "/" + rank, "w").close()
+while len(os.listdir({str(started)!r})) < {options[1]}:  # those that fail end the others
+    time.sleep(0.01)
 if rank in {failing!r}:
     sys.exit(7)
 time.sleep(0 if {code == 0} else 1000)

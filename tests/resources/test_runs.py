@@ -138,8 +138,10 @@ def test_the_last_rounds_of_a_durable_accumulator_are_there_after_a_restart(tmp_
         assert after.rounds[-1].ended < 0.0  # before the start
         assert [[each.worker_id for each in one.arrivals] for one in after.rounds] == [["a", "b"]] * 20
         for one, other in zip(before.rounds, after.rounds, strict=True):
-            assert other.ended - other.began == pytest.approx(one.ended - one.began, abs=0.05)
-            assert other.arrivals[1].after == pytest.approx(one.arrivals[1].after, abs=1e-4)
+            second = other.arrivals[1].after
+            assert second == pytest.approx(one.arrivals[1].after, abs=1e-4)
+            # What is kept was written down before the disk had it, and so before the round had ended.
+            assert second <= other.ended - other.began <= one.ended - one.began + 1e-4
         accumulator = client.gradient_accumulator(_VALUES, shared_name="net")
         accumulator.apply_grad(_VALUES, 23, worker_id="a")
         accumulator.take_grad(1)
