@@ -1,7 +1,7 @@
 """Makes what works in rounds, accumulators and others, out of the parts of this package and within the budgets."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from sys import getsizeof
@@ -278,16 +278,17 @@ class AccumulatorFactory:
 
         return arrays
 
-    @contextmanager
-    def waiting(self, user: Identity) -> Iterator[None]:
+    def waiting(self, user: Identity) -> AbstractContextManager[object]:
         """Counts a call that may wait, for its user; the accumulator counts it for its container.
 
         Raises:
             ResourceExhaustedError: Too many calls of the caller wait.
         """
-        with self.waiters.reserve(owner=user) as waiting:
-            waiting.expect(1)
-            yield
+        if not user.name:
+            return _NOBODY
+        waiting = self.waiters.reserve(owner=user)
+        waiting.expect(1)
+        return waiting
 
     def expire(self, turn: Turn) -> int:
         """Releases averages kept for calls whose lease has ended, in one turn; returns the number of calls."""
@@ -295,6 +296,10 @@ class AccumulatorFactory:
         while self._expiries.is_due(now) and turn.look():
             count += self._expiries.pop().expire(turn)
         return count
+
+
+_NOBODY = nullcontext()
+"""Counts nothing: somebody without a name may have any number of calls that wait."""
 
 
 def _names_bytes(key: ResourceKey) -> int:

@@ -40,10 +40,6 @@ class RequestId:
     unanswered: frozenset[int] = field(default=frozenset(), compare=False)
     unanswered_since: int | None = field(default=None, compare=False)
 
-    def __post_init__(self) -> None:
-        if not self.client_id:
-            raise InvalidArgumentError("expected a client_id, got an empty one", field="request_id.client_id")
-
     @property
     def owner(self) -> str:
         """The client, whichever of its two ids the call has: see `RequestId.client_id` in the protos."""

@@ -130,7 +130,8 @@ class Budget:
         if self.rules is None:
             return None
         if is_container:
-            return None if self._of_container is None else self._of_container(self.rules.of_container(name))
+            limits_of = self.rules.of_container
+            return None if self._of_container is None or limits_of is None else self._of_container(limits_of(name))
         return None if self._of_identity is None else self._of_identity(self.rules.of_identity(name))
 
     def check(self, amount: int, owners: "Iterable[Share]") -> None:

@@ -118,9 +118,11 @@ class Directory(Generic[ResourceT]):
             raise InvalidArgumentError(
                 f"expected the name of {self._article} {self._kind}, got an empty one", field=f"{self._kind}.name"
             )
-        check_length(key.container, MAX_NAME_BYTES, f"{self._kind}.container")
-        check_length(key.name, MAX_NAME_BYTES, f"{self._kind}.name")
-        return self._entries.get(key)
+        found = self._entries.get(key)
+        if found is None:
+            check_length(key.container, MAX_NAME_BYTES, f"{self._kind}.container")
+            check_length(key.name, MAX_NAME_BYTES, f"{self._kind}.name")
+        return found
 
     def get(self, key: ResourceKey, incarnation: str = "") -> ResourceT:
         """Returns the resource of this name, and of this incarnation if one is given.
@@ -129,6 +131,9 @@ class Directory(Generic[ResourceT]):
             InvalidArgumentError: The name is empty.
             NotFoundError: It does not exist, or is private and out of the caller's reach.
         """
+        return self._found(key, incarnation).resource
+
+    def _found(self, key: ResourceKey, incarnation: str) -> _Entry[ResourceT]:
         entry = self._entry(key)
         if entry is None or not _is_reached(entry, key.user):
             reason = self._tombstones.reason(key)
@@ -137,14 +142,13 @@ class Directory(Generic[ResourceT]):
             raise NotFoundError(
                 f"no {self._kind} {str(key)!r}{why}", field=f"{self._kind}.name", code="GS_NO_SUCH_NAME"
             )
-        found = entry.resource
-        if incarnation not in ("", found.incarnation):
+        if incarnation not in ("", entry.resource.incarnation):
             raise NotFoundError(
                 f"{self._kind} {str(key)!r} was deleted{self._why_lost(incarnation)}; another one has this name now",
                 field=f"{self._kind}.incarnation",
                 code="GS_REPLACED",
             )
-        return found
+        return entry
 
     def _why_lost(self, incarnation: str) -> str:
         if not self._is_of_another_run(incarnation):
@@ -156,8 +160,8 @@ class Directory(Generic[ResourceT]):
 
     def use(self, key: ResourceKey, incarnation: str = "") -> "InUse[ResourceT]":
         """Finds a resource as `get` does, and keeps it from expiring during the block."""
-        found = self.get(key, incarnation)
-        return InUse(found, self._entries[key].life)
+        found = self._found(key, incarnation)
+        return InUse(found.resource, found.life)
 
     def renew(self, key: ResourceKey) -> None:
         """Renews the leases of a resource that a call has named."""

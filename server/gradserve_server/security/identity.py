@@ -246,14 +246,14 @@ class ShareRules:
     Attributes:
         reserved: The fraction of each limit that is for identities that hold no more than that.
         of_identity: Returns the limits of an identity of its own, by its name.
-        of_container: Returns the limits of a container.
+        of_container: Returns the limits of a container; None if no container has any.
         has_identities: Whether the server tells its callers apart.
         are_in_force: Whether anything is refused.
     """
 
     reserved: float = 0.0
     of_identity: Callable[[str], OwnLimits] = lambda _name: NO_LIMITS
-    of_container: Callable[[str], ContainerLimits] = lambda _container: NO_CONTAINER_LIMITS
+    of_container: Callable[[str], ContainerLimits] | None = None
     has_identities: bool = field(default=True, kw_only=True)
     are_in_force: bool = field(default=True, init=False)
 

@@ -15,7 +15,7 @@ from gradserve_protocol.v1 import accumulator_pb2, codecs_pb2, tensor_pb2
 from gradserve_server.accumulators.gradient import Contribution, Metrics, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import IncomingComponent, IncomingGradient
-from gradserve_server.errors import InvalidArgumentError, request_fields
+from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import (
     MAX_COMPONENTS,
     MAX_DIGEST_BYTES,
@@ -340,7 +340,6 @@ def decode_request_id(
     check_length(message.client_id, MAX_ID_BYTES, f"{field}.client_id")
     check_count(message.unanswered, MAX_UNANSWERED, "numbers", f"{field}.unanswered")
     since = message.unanswered_since if message.HasField("unanswered_since") else None
-    with request_fields({"request_id": field}):
-        return RequestId(
-            user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered), since
-        )
+    if not message.client_id:
+        raise InvalidArgumentError("expected a client_id, got an empty one", field=f"{field}.client_id")
+    return RequestId(user.own(message.client_id), message.sequence, fingerprint, frozenset(message.unanswered), since)

@@ -359,7 +359,7 @@ def _merge(message: Message, pieces: Iterable[Piece]) -> None:
         else:
             name, inner = piece
             field: Any = getattr(message, name)
-            if message.DESCRIPTOR.fields_by_name[name].is_repeated:
+            if not isinstance(field, Message):  # it is repeated
                 field = field.add()
             field.SetInParent()
             _merge(field, inner)

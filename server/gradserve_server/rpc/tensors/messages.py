@@ -16,7 +16,7 @@ from gradserve_server.devices.compute import FEW_PIECES, Compute
 from gradserve_server.devices.device import Array
 from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, request_fields
 from gradserve_server.limits import MAX_ARRAY_DIMENSIONS, MAX_NETWORK_PARTS, check_count
-from gradserve_server.resources.memory import Memory
+from gradserve_server.resources.memory import Memory, Room
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import decode_duration
 from gradserve_server.rpc.boundary.messages import Piece, assembled
@@ -220,7 +220,6 @@ class OutgoingTensors:
     """The tensors of one reply. If the block fails or the reply cannot be sent, none of them stays on the server.
 
     Attributes:
-        room: Memory that the call has reserved for them. Stored tensors take it over; the rest is freed at the end.
         handles: The handles of those that are kept.
     """
 
@@ -232,8 +231,8 @@ class OutgoingTensors:
         receipt: bytes,
         call: Call,
     ) -> None:
-        self.room = deliverer.memory.room_of_call(call.identity)
         self.handles: list[str] = []
+        self._room: Room | None = None
         self._deliverer = deliverer
         self._mode = mode
         self._lease = lease
@@ -242,6 +241,13 @@ class OutgoingTensors:
         self._is_attached = call.carries_results and mode != _KEEP
         self._arrays: list[Array] = []
         self._keeps: bool | None = None
+
+    @property
+    def room(self) -> Room:
+        """Memory that the call reserves for them. Stored tensors take it over; the rest is freed at the end."""
+        if self._room is None:
+            self._room = self._deliverer.memory.room_of_call(self._call.identity)
+        return self._room
 
     @property
     def compute(self) -> Compute:
@@ -322,7 +328,8 @@ class OutgoingTensors:
         """Deletes stored tensors after an error; frees the rest of the reserved memory."""
         if error is not None:
             self._deliverer.store.delete(self.handles)
-        self.room.settle()
+        if self._room is not None:
+            self._room.settle()
 
 
 def each_inline(arrays: Sequence[Array], contents: Contents, *, is_attached: bool) -> Iterator[tensor_pb2.Tensor]:

@@ -210,8 +210,7 @@ class AggregatingParameters:
                 f"expected none at the home of parameters {request.parameters.name!r}, which aggregators stand for",
                 field="state_optimizer",
             )
-        waiting = self._registry.factory.waiting(call.identity)
-        with waiting, self._deliverer.begin(request.placement, call) as outgoing:
+        with self._registry.factory.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             parameters = await self.known.find(request.parameters)
             with_values = not request.without_values
             self._forwarding.counts.reads += 1
@@ -265,8 +264,7 @@ class AggregatingParameters:
         if self._is_local(request.parameters, call):
             return await self._local.PushPullParameters(request, call)
         codec, with_values = decode_codec(request), not request.without_values
-        waiting = self._registry.factory.waiting(call.identity)
-        with waiting, self._deliverer.begin(request.placement, call) as outgoing:
+        with self._registry.factory.waiting(call.identity), self._deliverer.begin(request.placement, call) as outgoing:
             parameters = await self.known.find(request.parameters)
             timeout = wait_timeout(request, call)
             try:

@@ -137,14 +137,11 @@ class _Peer:
     waiting: "deque[tuple[_Reply, asyncio.Future[None]]]" = field(default_factory=deque)
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False, frozen=True, slots=True)
 class _Reply:
     peer: _Peer
-    num_bytes: int
-
-    @property
-    def cost(self) -> int:
-        return _COPIES * self.num_bytes
+    cost: int
+    """The bytes of it that gRPC's core holds."""
 
 
 class UnreadReplies:
@@ -203,7 +200,7 @@ class UnreadReplies:
         loop = asyncio.get_running_loop()
         peer = self._peer(name)
         self._check_later(loop)
-        reply = _Reply(peer, num_bytes)
+        reply = _Reply(peer, _COPIES * num_bytes)
         if not peer.waiting and self._fits(reply):
             self._admit(reply)
             return reply
@@ -296,7 +293,7 @@ class UnreadReplies:
         """Ends connections over which no reply has left for too long, and forgets clients without any."""
         for context in list(takewhile(lambda each: now - self._small[each] >= _CHECK_SECONDS, self._small)):
             del self._small[context]
-            reply = self._left_behind[context] = _Reply(self._peer(context.peer()), SMALL_BYTES)
+            reply = self._left_behind[context] = _Reply(self._peer(context.peer()), _COPIES * SMALL_BYTES)
             self._admit(reply)
         if not self._peers:
             return

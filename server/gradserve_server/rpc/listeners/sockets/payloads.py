@@ -201,6 +201,8 @@ class ServerRegions:
     def forget_unused(self) -> list[bytes]:
         """Forgets blocks that will not be used again; returns the DROP frames that tell the client to unmap them."""
         gone = [number for number, block in self._known.items() if block.is_retired and not self._reads[number]]
+        if not gone:
+            return []
         self._dropped += [self._known.pop(number) for number in gone]
         return [FrameHeader(FrameKind.DROP, number=number).pack() for number in gone]
 
