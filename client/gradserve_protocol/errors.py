@@ -69,7 +69,7 @@ class LostError(GradserveError):
     error's `request_id` if it has one.
 
     Attributes:
-        accumulator: The name of the accumulator or the parameters.
+        accumulator: The name of the accumulator or the parameters; empty if an aggregator has lost them upstream.
         num_gradients: The number of this client's gradients or updates that were accepted, and are lost.
     """
 

@@ -13,6 +13,7 @@ from gradserve_protocol.errors import (
     AbortedError,
     GradserveError,
     InternalError,
+    LostError,
     ResourceExhaustedError,
     UnavailableError,
 )
@@ -116,7 +117,9 @@ def _error(code: grpc.StatusCode, message: str | None, details: bytes) -> Gradse
         message = f"the server stopped, or something on the way to it ended the call: {message or code.name}"
     if code is grpc.StatusCode.UNIMPLEMENTED:
         message = f"{message or code.name}; this client is gradserve {_version()}"
-    error = ERRORS.get(code, InternalError)(message or code.name, field=field)
+    # An aggregator says so of the servers upstream; its clients see for themselves what it has lost.
+    kind = LostError if fine_code == LostError.code else ERRORS.get(code, InternalError)
+    error = kind(message or code.name, field=field)
     if isinstance(error, ResourceExhaustedError):
         error.retry_after = retry_after
     if fine_code is not None:

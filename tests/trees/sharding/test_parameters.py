@@ -267,7 +267,7 @@ def test_a_server_that_has_lost_its_rows_is_named(started: Started, tmp_path: Pa
     there.save(tmp_path / "saved")
     servers[OTHER].restart()
     for call in (lambda: push(made[0], 0), lambda: made[0].read(0)):
-        with pytest.raises(gradserve.AbortedError, match=f"server {OTHER} of the cluster .* has lost its shard"):
+        with pytest.raises(gradserve.LostError, match=f"server {OTHER} of the cluster .* has lost its shard"):
             call()
     assert made[0].load(tmp_path / "saved").step == 1
     at_once(lambda at: push(made[at], at, 1), range(2))
