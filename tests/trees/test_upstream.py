@@ -1,6 +1,9 @@
 """What can be upstream of an aggregator, and how it shows."""
 
+import os
 import re
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, SecurityConfig, ServerConfig, TlsConfig
 from gradserve_testing import LocalServer
 from tests.cluster.servers import addresses_of, name_at, running_cluster
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator, running_tree
 from tests.trees.workers import at_once, clients_of
@@ -146,6 +150,19 @@ def test_settings_that_are_not_valid(flags: list[str], message: str) -> None:
     result = CliRunner().invoke(cli, ["serve", *flags])
     assert result.exit_code == 2
     assert re.search(message, result.output), result.output
+
+
+def test_variables_that_are_not_valid() -> None:
+    """A server that is to be reached with TLS is not reached without."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gradserve_server", "serve", "--upstream", "localhost:1", "--upstream-workers", "2"],
+        env={**os.environ, "GRADSERVE_TLS": "maybe", "GRADSERVE_LISTEN": "127.0.0.1:0"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "Error: expected on or off for GRADSERVE_TLS, got 'maybe'\n")
 
 
 def test_a_server_stops_while_gradients_wait() -> None:

@@ -46,11 +46,17 @@ def wanted_server(
     """
     if address is not None:
         return address, tls
-    if tls is None:
-        files = {name: environment.get(variable) or None for name, variable in TLS_FILE_VARIABLES.items()}
-        if any(files.values()) or _is_on(TLS_VARIABLE, environment):
-            tls = TLS(**files)
-    return environment.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS, tls
+    return environment.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS, tls_in(environment) if tls is None else tls
+
+
+def tls_in(environment: Mapping[str, str]) -> TLS | None:
+    """Returns the TLS files that the environment names; None if it asks for no TLS.
+
+    Raises:
+        InvalidArgumentError: GRADSERVE_TLS is neither on nor off.
+    """
+    files = {name: environment.get(variable) or None for name, variable in TLS_FILE_VARIABLES.items()}
+    return TLS(**files) if any(files.values()) or _is_on(TLS_VARIABLE, environment) else None
 
 
 class Way(StrEnum):

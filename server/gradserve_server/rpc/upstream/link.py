@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -15,18 +15,14 @@ from gradserve.calls.server import Cluster
 from gradserve.calls.tensors import call_with_arrays
 from gradserve.discovery import servers_to_connect
 from gradserve.transport.aio.transport import AsyncNetworkTransport
-from gradserve.transport.settings import ConnectionSettings
+from gradserve.transport.settings import ConnectionSettings, tls_in
 from gradserve_protocol.arrays import Array
 from gradserve_protocol.errors import GradserveError
-from gradserve_protocol.tls import TLS
 from gradserve_protocol.v1 import tensor_pb2
-from gradserve_protocol.variables import TLS_FILE_VARIABLES, TLS_VARIABLE
 from gradserve_server.accumulators.gradient import Average
 from gradserve_server.rpc.upstream.messages import Ref, receive_result, ref_of, served, service_of
 
 T = TypeVar("T")
-
-_YES = ("1", "true", "t", "yes", "y", "on")
 
 
 class UpstreamLink:
@@ -51,9 +47,8 @@ class UpstreamLink:
             ServiceError: The address or a setting of clients in the environment is not valid, or there are no servers.
         """
         try:
-            settings = ConnectionSettings.wanted(
-                DEFAULT_TIMEOUT_SECONDS, None, _tls(os.environ), None, None, os.environ
-            )
+            tls = tls_in(os.environ)
+            settings = ConnectionSettings.wanted(DEFAULT_TIMEOUT_SECONDS, None, tls, None, None, os.environ)
             places = await asyncio.to_thread(servers_to_connect, self.address, DEFAULT_TIMEOUT_SECONDS)
             self._transport = AsyncNetworkTransport(places, settings)
         except GradserveError as error:
@@ -171,10 +166,3 @@ class UpstreamLink:
             return await self._transport.run(operation)
         except GradserveError as error:
             raise served(error) from error
-
-
-def _tls(environment: Mapping[str, str]) -> TLS | None:
-    """Returns what the commands take from the environment, too."""
-    files = {name: environment.get(variable) or None for name, variable in TLS_FILE_VARIABLES.items()}
-    is_wanted = environment.get(TLS_VARIABLE, "").strip().lower() in _YES
-    return TLS(**files) if is_wanted or any(files.values()) else None
