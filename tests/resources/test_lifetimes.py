@@ -146,7 +146,7 @@ def test_a_new_one_of_the_name_is_another(world: World) -> None:
 
 
 def test_the_reasons_remembered_are_few(world: World) -> None:
-    directory = world.registry._accumulators if isinstance(world.bench, Bench) else world.registry._layers
+    directory = world.registry._directory if isinstance(world.bench, Bench) else world.registry._layers
     directory._tombstones._capacity = 3
     keys = [ResourceKey("default", f"n{index}") for index in range(5)]
     for key in keys:

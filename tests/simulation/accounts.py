@@ -34,8 +34,8 @@ def check_files(server: Server) -> None:
 
 def check_memory(server: Server) -> None:
     """Checks, while the server works on no call, that what is in use belongs to something that is there."""
-    accumulators = [each for _, each in server.accumulators._accumulators]
-    parameters = [each for _, each in server.parameters._parameters]
+    accumulators = [each for _, each in server.accumulators._directory]
+    parameters = [each for _, each in server.parameters._directory]
     layers = [each for _, each in server.layers._layers]
     tensors = list(server.tensors._entries.values())
     num_forwards = sum(len(each.forwards) for each in layers)

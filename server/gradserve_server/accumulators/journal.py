@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from gradserve_server.accumulators.gradient import Average, Gradient, Value
 from gradserve_server.accumulators.identity import RequestId
@@ -21,7 +21,7 @@ from gradserve_server.accumulators.rounds import KEPT_ROUNDS, SeenRound
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.storage.journal import Durability, Journal, Journals, record_of, value_of
+from gradserve_server.storage.journal import Durability, Journal, Journals, Recording, record_of, value_of
 from gradserve_server.storage.segments import Allocate
 from gradserve_server.storage.store import Change, Space, StateStore
 
@@ -373,7 +373,29 @@ def put_values(
     return blob, json.dumps(layout)
 
 
-class AccumulatorJournals(Journals[Event, Ledger]):
+StateT = TypeVar("StateT")
+JournalT = TypeVar("JournalT", bound=FileJournal)
+
+
+class RoundJournals(Journals[Any, StateT], Generic[StateT, JournalT]):
+    """The journals of everything of one kind that has rounds, by its name."""
+
+    def __init__(self, store: StateStore, recording: Recording[Any, StateT], default: Durability) -> None:
+        super().__init__(store, recording, default)
+        self._journals: dict[ResourceKey, JournalT] = {}
+
+    def of(self, key: ResourceKey) -> JournalT:
+        """Returns the journal of a resource that has one."""
+        return self._journals[key]
+
+    def end(self, key: ResourceKey) -> None:
+        """Removes everything that is recorded of a deleted resource."""
+        journal = self._journals.pop(key, None)
+        if journal is not None:
+            self.store.add(journal.end())
+
+
+class AccumulatorJournals(RoundJournals[Ledger, FileJournal]):
     """The journals of a server's durable accumulators.
 
     Attributes:
@@ -383,7 +405,6 @@ class AccumulatorJournals(Journals[Event, Ledger]):
     def __init__(self, store: StateStore, default: Durability) -> None:
         super().__init__(store, ACCUMULATORS, default)
         self.newest_number = newest_number(store)
-        self._journals: dict[ResourceKey, FileJournal] = {}
 
     def begin(
         self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime, incarnation: str
@@ -417,16 +438,6 @@ class AccumulatorJournals(Journals[Event, Ledger]):
             averages=averages,
         )
         return journal
-
-    def of(self, key: ResourceKey) -> FileJournal:
-        """Returns the journal of an accumulator that has one."""
-        return self._journals[key]
-
-    def end(self, key: ResourceKey) -> None:
-        """Removes everything that is recorded of a deleted accumulator."""
-        journal = self._journals.pop(key, None)
-        if journal is not None:
-            self.store.add(journal.end())
 
     def note_number(self, number: int) -> None:
         """Records the number of a new incarnation, durably once `settle` has returned."""

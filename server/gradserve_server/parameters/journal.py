@@ -7,7 +7,7 @@ from typing import Any
 
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.journal import FileJournal, RoundTables
+from gradserve_server.accumulators.journal import FileJournal, RoundJournals, RoundTables
 from gradserve_server.accumulators.ledger import Answer, Event
 from gradserve_server.accumulators.records import (
     EVENTS,
@@ -45,7 +45,6 @@ from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.storage.journal import (
     Durability,
     EventRecords,
-    Journals,
     Record,
     Recording,
     Rows,
@@ -416,7 +415,7 @@ class ParametersJournal(FileJournal):
             self.store.give_back(space)
 
 
-class ParametersJournals(Journals[Any, UpdateLedger]):
+class ParametersJournals(RoundJournals[UpdateLedger, ParametersJournal]):
     """The journals of a server's durable parameters.
 
     Attributes:
@@ -427,7 +426,6 @@ class ParametersJournals(Journals[Any, UpdateLedger]):
 
     def __init__(self, store: StateStore, default: Durability) -> None:
         super().__init__(store, PARAMETERS, default)
-        self._journals: dict[ResourceKey, ParametersJournal] = {}
 
     def empty_state(self, number: int, rows: Rows) -> UpdateLedger:
         """Returns the ledger of parameters before their first event."""
@@ -470,9 +468,3 @@ class ParametersJournals(Journals[Any, UpdateLedger]):
         )
         journal.begin_again(state_blob)
         return journal
-
-    def end(self, key: ResourceKey) -> None:
-        """Removes everything that is recorded of deleted parameters."""
-        journal = self._journals.pop(key, None)
-        if journal is not None:
-            self.store.add(journal.end())

@@ -11,14 +11,12 @@ from typing import cast
 from gradserve_server.accumulators.factory import AccumulatorFactory, OwnReservations, RoundKind
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.registry import RoundRegistry
 from gradserve_server.accumulators.rounds import AccumulatorObserver, Unobserved
 from gradserve_server.accumulators.sharding.home import (
     Decision,
     OrderedIncarnations,
-    PartIncarnations,
     check_ordered,
-    is_later,
-    latest_before,
 )
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.sums.round_sum import RoundSum
@@ -46,7 +44,7 @@ from gradserve_server.parameters.versions import Version, Versions
 from gradserve_server.resources.cluster import Member, check_place
 from gradserve_server.resources.lifetimes import SHARED, Lifetime, Lifetimes
 from gradserve_server.resources.registry import Directory, ResourceKey
-from gradserve_server.resources.runs import DELETED, STOPPED, Runs
+from gradserve_server.resources.runs import Runs
 from gradserve_server.security.identity import ANONYMOUS, Identity
 from gradserve_server.storage.journal import Durability, durability_of_new
 
@@ -54,7 +52,7 @@ _FIELD = "home_incarnation"
 _MOST_HANDED_OUT = 1024
 
 
-class ParametersRegistry:
+class ParametersRegistry(RoundRegistry[Parameters]):
     """The parameters of a server: creates, finds, forks and deletes them.
 
     Not thread-safe: used on the event loop only.
@@ -81,23 +79,23 @@ class ParametersRegistry:
         servers have parameters of other names. `ordered` makes the incarnations of sharded parameters. `observe`
         returns the observer of new parameters with a ledger. `runs` keeps what has been deleted.
         """
+        super().__init__(
+            Directory("parameters", lifetimes, self._end, article="some", is_of_another_run=is_of_another_run),
+            "parameters",
+            ordered or OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, None),
+            journals=journals,
+            member=member,
+            runs=Runs(wall_clock) if runs is None else runs,
+        )
         self.factory = factory
         self._lifetimes = lifetimes
         self._stepper = stepper
-        self._runs = Runs(wall_clock) if runs is None else runs
         self._new_incarnation = new_incarnation
         self._journals = journals
         self._wall_clock = wall_clock
-        self._member = member
-        self._ordered = ordered or OrderedIncarnations(lambda: self._new_incarnation(), wall_clock, None)
-        self._parts = PartIncarnations(member, "parameters")
         self._handed_out: OrderedDict[ResourceKey, str] = OrderedDict()
         """The incarnations of sharded parameters that their creators are about to create."""
         self._observe = observe
-        self._parameters: Directory[Parameters] = Directory(
-            "parameters", lifetimes, self._end, article="some", is_of_another_run=is_of_another_run
-        )
-        self._reservations: dict[ResourceKey, OwnReservations] = {}
         self._beginning: dict[ResourceKey, asyncio.Future[None]] = {}
         self.creators = Creators()
         """The turns of clients that create parameters of the same name."""
@@ -132,7 +130,7 @@ class ParametersRegistry:
         spec = _durable(spec)
         while (beginning := self._beginning.get(key)) is not None:
             await asyncio.shield(beginning)  # a creation that fails leaves the name free
-        found = self._parameters.find(key)
+        found = self._directory.find(key)
         if spec.follows and (home_incarnation or initial is not None):
             check_ordered(home_incarnation, _FIELD)
             self._parts.check_is_not_earlier(key, None if found is None else found.incarnation, home_incarnation)
@@ -147,8 +145,8 @@ class ParametersRegistry:
                     field="spec",
                     code="GS_OTHER_SPEC",
                 )
-            self._parameters.check_lifetime(key, lifetime)
-            self._parameters.renew(key)
+            self._directory.check_lifetime(key, lifetime)
+            self._directory.renew(key)
             return found, False
         if initial is None:
             raise NotFoundError(
@@ -172,7 +170,7 @@ class ParametersRegistry:
         self._handed_out.pop(key, None)
         while len(self._handed_out) >= _MOST_HANDED_OUT:
             self._handed_out.popitem(last=False)
-        incarnation = self._handed_out[key] = self._ordered.new()
+        incarnation = self._handed_out[key] = self.ordered.new()
         return incarnation
 
     async def _create(
@@ -273,18 +271,13 @@ class ParametersRegistry:
         """
         check_place(self._member, key, spec.num_shards, "parameters")
         if spec.num_shards and not spec.follows:
-            self._ordered.restored(incarnation)
+            self.ordered.restored(incarnation)
         own = self.factory.reserve(key, spec.updates, self.factory.places.host)
         ledger = self._new_ledger(spec, own)
         journal = ledger_of(ledger)
         made = self._add(key, spec, lifetime, incarnation, ledger, journal, own)
         await made.begin_again(versions, state, records)
         return made
-
-    async def settle(self) -> None:
-        """Returns once created and deleted parameters are durable, so that others may see the change."""
-        if self._journals is not None:
-            await self._journals.settle()
 
     def has(self, key: ResourceKey) -> bool:
         """Returns True if parameters of this name exist and may be opened.
@@ -293,22 +286,15 @@ class ParametersRegistry:
             InvalidArgumentError: The name is empty.
             AlreadyExistsError: The name belongs to somebody else.
         """
-        return self._parameters.find(key) is not None and key not in self._beginning
+        return self._directory.find(key) is not None and key not in self._beginning
 
     def get(self, key: ResourceKey, incarnation: str = "") -> Parameters:
-        """Returns the parameters of this name, and of this incarnation if one is given.
-
-        Raises:
-            InvalidArgumentError: The name is empty.
-            NotFoundError: They do not exist, or not yet.
-        """
-        found = self._parameters.get(key, incarnation)
+        found = super().get(key, incarnation)
         self._check_begun(key)
         return found
 
     def use(self, key: ResourceKey, incarnation: str = "") -> AbstractContextManager[Parameters]:
-        """Finds parameters as `get` does, and prevents their expiry while a call uses them."""
-        using = self._parameters.use(key, incarnation)
+        using = super().use(key, incarnation)
         self._check_begun(key)
         return using
 
@@ -318,45 +304,19 @@ class ParametersRegistry:
                 f"parameters {str(key)!r} are being created", field="parameters.name", code="GS_NO_PARAMETERS"
             )
 
-    def lifetime(self, key: ResourceKey) -> Lifetime:
-        """Returns the lifetime of existing parameters."""
-        return self._parameters.lifetime(key)
-
-    def delete(self, key: ResourceKey, incarnation: str = "", *, home_incarnation: str = "") -> bool:
-        """Deletes parameters; returns whether they existed.
-
-        Args:
-            key: Their name.
-            incarnation: The only incarnation to delete; empty for any.
-            home_incarnation: If another server is their home, the latest incarnation to delete, from `gone`.
-
-        Raises:
-            InvalidArgumentError: The name is empty, or the incarnation at the home is malformed or given to the home.
-        """
-        if not home_incarnation:
-            return self._end(key, incarnation)
-        self._parts.delete_up_to(key, home_incarnation)
-        found = self._parameters.find(key)
-        return found is not None and not is_later(found.incarnation, home_incarnation) and self._end(key, incarnation)
-
     def gone(self, key: ResourceKey) -> str:
-        """Returns the incarnation up to which other servers may delete shards; see `AccumulatorRegistry.gone`."""
-        if self._member is None or not self._member.is_home(key):
-            return ""
-        try:
-            found = self._parameters.find(key)
-        except AlreadyExistsError:
-            return ""
-        self._handed_out.pop(key, None)
-        return latest_before(found.incarnation) if found is not None and found.spec.num_shards else self._ordered.new()
+        gone = super().gone(key)
+        if gone:
+            self._handed_out.pop(key, None)
+        return gone
 
     def page(
         self, container: str, after: str, size: int, *, user: Identity = ANONYMOUS
     ) -> list[tuple[ResourceKey, Parameters]]:
-        """Returns up to `size` parameters of a container with names greater than `after`, sorted by name."""
+        """Returns those that are not being created; see `RoundRegistry.page`."""
         found: list[tuple[ResourceKey, Parameters]] = []
         while len(found) < size:
-            page = self._parameters.page(container, after, size - len(found), user=user)
+            page = super().page(container, after, size - len(found), user=user)
             if not page:
                 break
             after = page[-1][0].name
@@ -364,37 +324,24 @@ class ParametersRegistry:
         return found
 
     def __len__(self) -> int:
-        return len(self._parameters)
+        return len(self._directory)
 
     def all(self) -> Iterator[tuple[ResourceKey, Parameters]]:
         """Returns all parameters but those that are being created."""
-        return (each for each in self._parameters if each[0] not in self._beginning)
+        return (each for each in super().all() if each[0] not in self._beginning)
 
     def all_owned(self) -> Iterator[tuple[ResourceKey, str, Parameters]]:
-        """Returns the same with their owners; see `Directory.all_owned`."""
-        return (each for each in self._parameters.all_owned() if each[0] not in self._beginning)
+        """Returns the same with their owners."""
+        return (each for each in super().all_owned() if each[0] not in self._beginning)
 
     def close(self) -> None:
-        """Fails all waiting calls because the server is shutting down."""
         self.creators.close(UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN"))
-        for key, parameters in self._parameters:
-            if parameters.spec.durability is Durability.NONE:
-                self._runs.end("parameters", key, parameters.rounds.global_step, STOPPED, parameters.metrics)
-            parameters.close(
-                UnavailableError(f"the server is shutting down; parameters {str(key)!r} end", code="GS_SHUTTING_DOWN")
-            )
+        super().close()
 
-    def _end(self, key: ResourceKey, incarnation: str, reason: str | None = None) -> bool:
-        parameters = self._parameters.remove(key, incarnation, reason)
-        if parameters is None:
-            return False
-        self._reservations.pop(key).close()
-        if self._journals is not None:
-            self._journals.end(key)
-        self._runs.end("parameters", key, parameters.rounds.global_step, reason or DELETED, parameters.metrics)
-        why = "" if reason is None else f": {reason}"
-        parameters.close(AbortedError(f"parameters {str(key)!r} were deleted{why}", code="GS_DELETED"))
-        return True
+    _verbs = ("end", "were")
+
+    def _metrics(self, resource: Parameters) -> Mapping[str, float]:
+        return resource.metrics
 
     def _new_ledger(self, spec: ParametersSpec, own: OwnReservations) -> UpdateLedger:
         return UpdateLedger(
@@ -437,7 +384,7 @@ class ParametersRegistry:
         machine = Machine(changes, ledger, queue, variables, records, journal, own.memory, own.waiters, here)
         parameters = Parameters(str(key), spec, incarnation, machine)
         self._reservations[key] = own
-        self._parameters.add(key, parameters, lifetime)
+        self._directory.add(key, parameters, lifetime)
         if not spec.follows:
             self._runs.begin("parameters", key, lifetime.owner, incarnation)
         return parameters

@@ -73,5 +73,5 @@ class Leases:
 
     def _there(self) -> Mapping[str, Any]:
         server = self.world.server
-        found = [*server.accumulators._accumulators, *server.layers._layers]
+        found = [*server.accumulators._directory, *server.layers._layers]
         return {each.incarnation: each for key, each in found if key.container == CONTAINER}

@@ -112,7 +112,7 @@ class Run:
         )
         self.registry: Any = self._bench.registry
         self.registry._new_incarnation = run.new_id
-        self.registry._accumulators._is_of_another_run = run.is_of_another
+        self.registry._directory._is_of_another_run = run.is_of_another
         self.parameters = ParametersRegistry(
             AccumulatorFactory(
                 places=self._bench.places,
@@ -211,12 +211,12 @@ class Run:
 
     def accumulators(self) -> Iterator[Any]:
         """Yields its accumulators."""
-        for _, each in self.registry._accumulators:
+        for _, each in self.registry._directory:
             yield each
 
     def at_home(self) -> Iterator[Any]:
         """Yields the accumulators whose home it is."""
-        for key, each in self.registry._accumulators:
+        for key, each in self.registry._directory:
             if self.place.is_home(key):
                 yield each
 
