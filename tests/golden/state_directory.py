@@ -13,7 +13,7 @@ from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.config import RuntimeConfig, ServerConfig, StateConfig
 from gradserve_server.parameters.changes import Changes
-from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
+from gradserve_server.parameters.optimizers.optimizer import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.reductions.spec import Krum
 from gradserve_server.parameters.round_rules import PolynomialDiscount, RoundRules, Staleness

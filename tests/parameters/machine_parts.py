@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gradserve_server.accumulators.gradient import Contribution
 from gradserve_server.accumulators.ledger import Event
 from gradserve_server.parameters.journal import PARAMETERS
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule
 from gradserve_server.parameters.round_rules import ExponentialDiscount, RoundRules, Staleness
 from gradserve_server.parameters.spec import ParametersSpec, Rules
 from gradserve_server.parameters.variables import Variables

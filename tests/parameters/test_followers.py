@@ -26,7 +26,7 @@ from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape, Piece
 from gradserve_server.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from gradserve_server.parameters.changes import Changes
-from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
+from gradserve_server.parameters.optimizers.optimizer import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import DecidedRound
 from gradserve_server.parameters.reductions import GeometricMedian, Krum, Mean, Median, Reduction

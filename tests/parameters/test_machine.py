@@ -24,7 +24,7 @@ from gradserve_server.errors import (
 from gradserve_server.parameters.changes import Changes
 from gradserve_server.parameters.journal import PARAMETERS, ParametersJournals, update_ledger_record
 from gradserve_server.parameters.ledger import UpdateLedger
-from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.optimizers.optimizer import Schedule
 from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import NO_HASH

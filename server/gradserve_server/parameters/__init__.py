@@ -12,8 +12,7 @@ its own module.
 * `update_sum` adds updates up or holds them, `unpacking` adds packed ones; `reductions` make one of them. `variables`
   has the masters and the state of the optimizer, and makes the next version; `optimizers` has the equations, fused with
   the mean.
-* `versions` keeps versions, `packing` packs them for readers, and `record` has what each round was made of, in a chain
-  of hashes.
+* `versions` keeps versions, and packs them for readers; `record` has what each round was made of, in a chain of hashes.
 * `journal` writes all that, and `restoring` reads it.
 * `sharding` has followers: of parameters on several servers, all but the home follow its rounds.
 

@@ -23,8 +23,7 @@ from gradserve_server.errors import (
 from gradserve_server.parameters.journal import ParametersJournal
 from gradserve_server.parameters.ledger import EvaluationReported, RulesChanged, UpdateLedger, VersionLoaded
 from gradserve_server.parameters.metrics import Evaluation, Report
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule
 from gradserve_server.parameters.queue import UpdateQueue
 from gradserve_server.parameters.record import RoundRecord, RoundRecords
 from gradserve_server.parameters.round_rules import RoundRules

@@ -32,8 +32,7 @@ from gradserve_server.parameters.ledger import (
 )
 from gradserve_server.parameters.metrics import evaluation_of, evaluation_record, metrics_of, metrics_record
 from gradserve_server.parameters.optimizers import optimizer_of, optimizer_record
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import schedule_of, schedule_record
+from gradserve_server.parameters.optimizers.optimizer import Optimizer, schedule_of, schedule_record
 from gradserve_server.parameters.record import DecidedRound, DecidedSum, Refusal, RoundRecord, RoundUpdate
 from gradserve_server.parameters.reductions.spec import reduction_of, reduction_record
 from gradserve_server.parameters.round_rules import rules_of, rules_record, staleness_of, staleness_record

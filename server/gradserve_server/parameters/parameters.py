@@ -16,13 +16,12 @@ from gradserve_server.parameters.changes import Changer, Changes, Machine, Repor
 from gradserve_server.parameters.ledger import UpdateLedger, WeightLedger
 from gradserve_server.parameters.metrics import Evaluation, Report
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.record import DecidedRound, RoundRecord
 from gradserve_server.parameters.reductions import measured_distances, measured_norm
 from gradserve_server.parameters.sharding import Follower
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import Loaded, OptimizerState
-from gradserve_server.parameters.versions import Version, Versions
+from gradserve_server.parameters.versions import PackedVersions, Version, Versions
 from gradserve_server.storage.journal import Durability
 
 WORDING = Wording("parameters", "update", "version")

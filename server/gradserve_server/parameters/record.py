@@ -12,8 +12,7 @@ from gradserve_server.accumulators.gradient import Contribution, Metrics, Share,
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.parameters.metrics import mean_metrics, metrics_bytes
 from gradserve_server.parameters.optimizers import name_of
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule
 from gradserve_server.resources.budget import Reservation
 
 _MOST_ENTRIES = 1 << 16

@@ -14,8 +14,7 @@ from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec, D
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule
 from gradserve_server.parameters.reductions.spec import Mean, Reduction
 from gradserve_server.parameters.round_rules import RoundRules, Staleness
 from gradserve_server.resources.cluster import Member

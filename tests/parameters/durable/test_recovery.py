@@ -20,7 +20,7 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.parameters.changes import Changes
-from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
+from gradserve_server.parameters.optimizers.optimizer import Schedule, ScheduleKind
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.reductions.spec import Mean, Median, Reduction
 from gradserve_server.parameters.round_rules import PolynomialDiscount, RoundRules, Staleness

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
 
 Array = NDArray[Any]

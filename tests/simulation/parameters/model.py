@@ -13,8 +13,7 @@ import numpy as np
 
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.devices.host.kernels import ForkJoin
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import Schedule
+from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
 from gradserve_server.parameters.reductions.reduce import UpdateReport, reduce_updates
 from gradserve_server.parameters.reductions.spec import Sum

@@ -15,12 +15,11 @@ from gradserve_server.accumulators.rounds import Outcome, Pushed
 from gradserve_server.devices.compute import PIECE_BYTES
 from gradserve_server.parameters.changes import Reported
 from gradserve_server.parameters.metrics import Evaluation
-from gradserve_server.parameters.packing import PackedValues, PackedVersions
 from gradserve_server.parameters.parameters import Parameters, ParametersState
 from gradserve_server.parameters.record import DecidedRound, RoundRecord
 from gradserve_server.parameters.spec import Normalization, ParametersSpec, UpdateKind
 from gradserve_server.parameters.variables import OptimizerState
-from gradserve_server.parameters.versions import Version
+from gradserve_server.parameters.versions import PackedValues, PackedVersions, Version
 from gradserve_server.resources.lifetimes import Lifetime
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.rpc.accumulators.replies import (

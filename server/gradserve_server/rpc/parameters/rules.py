@@ -7,8 +7,7 @@ from gradserve_protocol.messages import encode_duration
 from gradserve_protocol.v1 import parameters_pb2
 from gradserve_server.errors import InvalidArgumentError, request_fields
 from gradserve_server.parameters.optimizers import OPTIMIZERS, name_of
-from gradserve_server.parameters.optimizers.optimizer import Optimizer
-from gradserve_server.parameters.optimizers.schedule import Schedule, ScheduleKind
+from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule, ScheduleKind
 from gradserve_server.parameters.reductions import (
     GeometricMedian,
     Krum,

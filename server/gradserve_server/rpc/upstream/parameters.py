@@ -23,10 +23,9 @@ from gradserve_server.errors import (
     ServiceError,
     UnavailableError,
 )
-from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.parameters.spec import ParametersSpec
-from gradserve_server.parameters.versions import Version
+from gradserve_server.parameters.versions import PackedVersions, Version
 from gradserve_server.resources.budget import Purpose
 from gradserve_server.rpc.boundary.chain import Call
 from gradserve_server.rpc.boundary.fields import wait_timeout

@@ -15,10 +15,9 @@ from gradserve_protocol.v1 import parameters_messages_pb2 as messages_pb2
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.errors import OutOfRangeError
-from gradserve_server.parameters.packing import PackedVersions
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
-from gradserve_server.parameters.versions import Version
+from gradserve_server.parameters.versions import PackedVersions, Version
 from gradserve_server.rpc.parameters.rules import decode_optimizer, decode_rules
 from gradserve_server.rpc.upstream.aggregated import Aggregated, GradientLeaf, SendStaged
 from gradserve_server.rpc.upstream.messages import (
