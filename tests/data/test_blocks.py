@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradserve.data import Sampler, sampler
-from gradserve.data.order import samples_at
+from gradserve.data.blocks import samples_at
 from tests.data.registry import Registry, begun
 
 _MOST_ALONE = 200

@@ -6,8 +6,8 @@ blocks out: all workers at a step know which blocks have counted so far and whic
 from that each computes its own block. A block counts if the gradient of its worker counted in its round; otherwise it
 is among the first blocks of the next step. So every sample counts exactly once per epoch.
 
-`blocks` is what has counted, and whose block is whose. `seats` numbers the workers. `order` is the order of an epoch.
-`batches` are those of a dataset or of a stream. `prefetch` loads them ahead.
+`blocks` is what has counted, whose block is whose, and the order of an epoch. `batches` are those of a dataset or of a
+stream. `prefetch` loads them ahead.
 
 import gradserve.data
 

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from gradserve.client import Client
 from gradserve.conversion.plain import as_flag, as_integer
-from gradserve.data.blocks import Blocks
-from gradserve.data.order import samples_at
+from gradserve.data.blocks import Blocks, Seats, samples_at
 from gradserve.data.prefetch import Prefetched
-from gradserve.data.seats import Seats
 from gradserve.errors import InvalidArgumentError
 from gradserve_protocol.argument import Argument
 
