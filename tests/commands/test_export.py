@@ -19,7 +19,6 @@ import pytest
 
 import gradserve
 from gradserve_protocol.server_status import AccumulatorStatus, ArrivalStatus, RoundStatus
-from gradserve_server.commands.export.points import points_of_evaluation, points_of_round
 from gradserve_server.commands.export.rounds import (
     Evaluation,
     Gradient,
@@ -30,6 +29,7 @@ from gradserve_server.commands.export.rounds import (
     Subject,
     rounds_of_accumulator,
 )
+from gradserve_server.commands.export.targets import points_of_evaluation, points_of_round
 from tests.cluster.servers import addresses_of, name_at, running_cluster
 from tests.commands.conftest import CommandLine
 from tests.servers.polling import PATIENCE_SECONDS, eventually

@@ -1,11 +1,15 @@
-"""The command: the table of checks, which run in the order in which one stands on another, and the report.
+"""The command: the checks of this machine, the table of all checks, each after those it stands on, and the report.
 
 Each check yields what it finds; those that need one that has found a problem are skipped.
 """
 
 import contextlib
+import importlib.metadata
+import platform
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +22,6 @@ from gradserve_server.commands.doctor.connection import (
     check_settings,
     check_tls,
 )
-from gradserve_server.commands.doctor.machine import check_extras, check_kernels, check_libraries, check_machine
 from gradserve_server.commands.doctor.server import (
     check_access,
     check_clock,
@@ -29,12 +32,87 @@ from gradserve_server.commands.doctor.server import (
     check_transport,
     check_versions,
 )
-from gradserve_server.commands.doctor.subject import Finding, Observation, Subject, Verdict
+from gradserve_server.commands.doctor.subject import Finding, Observation, Subject, Verdict, ok, warning
 from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.servers import server_options, servers_at
 from gradserve_server.commands.wording import echo_json, json_option, tell, tell_marked
 from gradserve_server.config.settings import SettingsError
-from gradserve_server.runtime.process import silence_grpc
+from gradserve_server.runtime.process import num_cores, silence_grpc
+
+_LEAST_DESCRIPTORS = 1024
+
+
+def check_machine() -> Iterator[Observation]:
+    """Looks at the limits of this process, and at the threads that it starts."""
+    import threadpoolctl
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_DESCRIPTORS:
+        allowed = "unlimited" if hard == resource.RLIM_INFINITY else hard
+        yield warning(
+            f"a process may open {soft} files; connections and shared memory take one each",
+            f"ulimit -n {_LEAST_DESCRIPTORS} (the hard limit is {allowed})",
+        )
+    import numpy as np  # its BLAS is what threadpoolctl sees
+
+    cores = num_cores()
+    threads = max((each["num_threads"] for each in threadpoolctl.threadpool_info()), default=1)
+    if threads > cores:
+        yield warning(f"BLAS has {threads} threads, and {cores} can run at once", f"export OMP_NUM_THREADS={cores}")
+    else:
+        yield ok(f"{cores} cores, {threads} threads of BLAS, {soft} open files allowed, NumPy {np.__version__}")
+
+
+def check_libraries() -> Iterator[Observation]:
+    """Names the versions of what the client stands on."""
+    import gradserve
+
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "grpcio", "protobuf")]
+    yield ok(f"gradserve {gradserve.__version__}, Python {platform.python_version()}, {', '.join(versions)}")
+
+
+_EXTRAS = ("server", "dns", "tracing", "torch", "jax", "ray", "cuda12", "cuda13")
+
+
+def check_extras() -> Iterator[Observation]:
+    """Names the extras that are installed."""
+    from gradserve_protocol.extras import MissingExtraError, install_command, require
+
+    installed, missing = [], []
+    for extra in _EXTRAS:
+        try:
+            require(extra)
+        except MissingExtraError:
+            missing.append(extra)
+        else:
+            installed.append(extra)
+    has_gpu = Path("/dev/nvidiactl").exists()
+    if has_gpu and {"cuda12", "cuda13"} <= set(missing):
+        yield warning("there is a GPU, and servers here cannot use it", install_command("cuda12"))
+    how = f"; {install_command('EXTRA')} installs one" if missing else ""
+    yield ok(f"installed: {', '.join(installed)}; not installed: {', '.join(missing) or 'none'}{how}")
+
+
+def check_kernels() -> Iterator[Observation]:
+    """Looks for compiled kernels."""
+    from numba.core.caching import FunctionCache
+
+    from gradserve_server.devices.cuda.programs import INSTALLED
+    from gradserve_server.devices.host.kernels import flat
+
+    try:
+        folder = Path(FunctionCache(flat).cache_path)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        cure = "export NUMBA_CACHE_DIR=FOLDER, with one that can be written"
+        yield warning("kernels for the CPU are compiled at each start of a server: nowhere can they be kept", cure)
+    else:
+        number = len(list(folder.glob("*.nbc")))
+        state = f"{number} kernels" if number else "no kernels, so the first server to start compiles them"
+        yield ok(f"compiled for the CPU: {state}, in {folder}")
+    if Path("/dev/nvidiactl").exists() and not INSTALLED.is_dir():
+        yield warning(
+            "kernels for the GPU are compiled at each server's start", "gradserve kernels compile --architectures LIST"
+        )
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from gradserve_protocol.variables import (
     TOKEN_VARIABLE,
     WORKER_ID_VARIABLE,
 )
-from gradserve_server.commands.run.fleet import Fleet
-from gradserve_server.commands.run.processes import Guard, Output, Program, Stopping
+from gradserve_server.commands.run.processes import Fleet, Guard, Output, Program, Stopping
 from gradserve_server.commands.run.server import OwnServer, ServerError, ServerPlan, reachable_host, write_ca
 from gradserve_server.commands.tls_options import tls_options
 from gradserve_server.runtime.process import num_cores

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from gradserve_protocol.address import Address
 from gradserve_protocol.variables import ADDRESS_VARIABLE, CONNECT_VARIABLES, TLS_FILE_VARIABLES, TOKEN_VARIABLE
-from gradserve_server.commands.run.fleet import described_end
-from gradserve_server.commands.run.processes import Child, Guard, Output, Program, Stopping
+from gradserve_server.commands.run.processes import Child, Guard, Output, Program, Stopping, described_end
 
 _SERVING = re.compile(r"serving on ([^\s\",]+)")
 _STATUS_PAGE = re.compile(r"status page and metrics on (http[^\s\"]+)")
