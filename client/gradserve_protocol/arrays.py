@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 DType: TypeAlias = np.dtype[Any]
 Array: TypeAlias = NDArray[Any]
@@ -44,18 +44,6 @@ def parse_dtype(dtype: DTypeLike) -> DType:
 def is_real(dtype: DType) -> bool:
     """Returns True for dtypes of real numbers, and for bool."""
     return dtype.kind != "c"
-
-
-def wire_array(value: ArrayLike) -> Array:
-    """Returns `value` as a little-endian, C-contiguous array of a dtype that tensors can have.
-
-    Copies only if needed.
-
-    Raises:
-        TypeError: The dtype has no wire type.
-    """
-    array = np.asarray(value)
-    return np.asarray(array, dtype=parse_dtype(array.dtype), order="C")
 
 
 def buffer_of(array: Array) -> memoryview:

@@ -9,22 +9,11 @@ from gradserve_protocol.arrays import Array, buffer_of
 
 BLOCK_BYTES = 1 << 20
 """The bytes of a component for one inner hash. So several threads can compute them."""
-DIGEST_BYTES = 16
-
 _PIECE_BYTES = 8 * BLOCK_BYTES
 """The most bytes that one function of `digest_of` hashes, so that threads rarely need the GIL, and all have some."""
 
 RunAll = Callable[[Sequence[Callable[[], object]]], object]
 """Calls independent functions, in any threads; returns when all have returned."""
-
-
-def block_hashes(array: Array) -> bytes:
-    """Returns the hashes of a component's blocks, one after the other.
-
-    Args:
-        array: The component: little-endian, in C order.
-    """
-    return _hashes(buffer_of(array))
 
 
 def digest_of(arrays: Iterable[Array], run_all: RunAll | None = None) -> bytes:

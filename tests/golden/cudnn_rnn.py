@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.ops.cudnn_rnn.declaration import plan_forward
-from gradserve_server.ops.cudnn_rnn.reference import OutputGradients
 from gradserve_server.ops.cudnn_rnn.spec import (
     BackpropInputs,
     BackpropOutputs,
@@ -35,6 +34,7 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     Problem,
 )
 from tests.golden.seeded_inputs import DTYPES, cudnn_rnn_inputs
+from tests.ops.cudnn_rnn.reference import OutputGradients
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 

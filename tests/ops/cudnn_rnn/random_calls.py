@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn, dropout_masks
 from gradserve_server.ops.cudnn_rnn.declaration import make_network, plan_forward
-from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.spec import (
     BackpropInputs,
     BackpropOutputs,
@@ -17,6 +16,7 @@ from gradserve_server.ops.cudnn_rnn.spec import (
     ForwardInputs,
     ForwardOutputs,
 )
+from tests.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 
 FORWARD_OUTPUTS = ("output", "output_h", "output_c")
 

@@ -1,4 +1,4 @@
-"""The mathematics of CudnnRNN and CudnnRNNBackprop over NumPy or CuPy, which tests compare the implementations with.
+"""The mathematics of CudnnRNN and CudnnRNNBackprop over NumPy or CuPy, with which tests compare the implementations.
 
 Everything is computed in the problem's compute_dtype, time first. Beyond the end of a sequence, states do not change
 and outputs are 0.

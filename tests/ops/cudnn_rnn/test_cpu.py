@@ -19,7 +19,6 @@ from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
 from gradserve_server.ops.cudnn_rnn.declaration import plan_backprop, plan_forward
-from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import (
     HEADER_BYTES,
@@ -30,6 +29,7 @@ from gradserve_server.ops.cudnn_rnn.spec import (
 )
 from tests.golden.cudnn_rnn import Case, assert_outputs, load_cases
 from tests.ops.cudnn_rnn.random_calls import FORWARD_OUTPUTS, Call, DirtyDevice, Numbers, numbers
+from tests.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn
 from tests.together import together
 
 MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")

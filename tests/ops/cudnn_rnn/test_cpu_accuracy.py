@@ -13,10 +13,10 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.device import CpuDevice
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.ops.cudnn_rnn.cpu.family import CpuCudnnRnn
-from gradserve_server.ops.cudnn_rnn.reference import OutputGradients
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import ForwardAttributes, ForwardInputs, PseudoLayerParams, split_params
 from tests.ops.cudnn_rnn.random_calls import Call, Numbers, numbers
+from tests.ops.cudnn_rnn.reference import OutputGradients
 
 Values = TypeVar("Values", ForwardInputs, OutputGradients)
 

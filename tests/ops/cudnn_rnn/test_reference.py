@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from gradserve_server.ops.cudnn_rnn.cpu.family import dropout_masks
 from gradserve_server.ops.cudnn_rnn.declaration import make_network, plan_forward
-from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, Trace, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.spec import BackpropOutputs, ForwardAttributes, ForwardInputs, Problem
 from tests.golden.cudnn_rnn import Case, assert_output, assert_outputs, load_cases, relative_error
+from tests.ops.cudnn_rnn.reference import OutputGradients, Trace, cudnn_rnn, cudnn_rnn_backprop
 from tests.together import together
 
 Given = TypeVar("Given", NDArray[Any], NDArray[Any] | None)

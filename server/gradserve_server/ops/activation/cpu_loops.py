@@ -25,19 +25,22 @@ from gradserve_server.devices.host.activations import (
     sigmoid,
 )
 from gradserve_server.devices.host.intrinsics import DONE, count_up, read, write
-from gradserve_server.ops.activation import normal_tail
 from gradserve_server.ops.activation.spec import (
     BFLOAT16_ELEMENTS,
     FLOAT16_ELEMENTS,
     LEAKY_RELU_SLOPE,
     NAMES,
+    NORMAL_TAIL_FLOAT32,
+    NORMAL_TAIL_FLOAT64,
+    NORMAL_TAIL_LARGEST,
+    NORMAL_TAIL_SHIFT,
     SELU_SCALE,
     SELU_SCALE_ALPHA,
 )
 
 _INVERSE_SQRT_2_PI = 0.3989422804014327
 _ALMOST_INFINITE = 1e30
-_FLOAT32, _FLOAT64 = normal_tail.FLOAT32, normal_tail.FLOAT64
+_FLOAT32, _FLOAT64 = NORMAL_TAIL_FLOAT32, NORMAL_TAIL_FLOAT64
 
 
 @register_jitable(**INLINED)
@@ -92,7 +95,7 @@ def leaky_relu(x: Any) -> Any:
 @register_jitable(**INLINED)
 def gelu(x: Any) -> Any:
     """The product of x and F(x), as max(x, 0) - |x| F(-|x|)."""
-    magnitude = _limited(x, normal_tail.LARGEST)
+    magnitude = _limited(x, NORMAL_TAIL_LARGEST)
     _, tail = _normal_density_and_tail(magnitude)
     return relu(x) - magnitude * tail
 
@@ -164,7 +167,7 @@ def grad_leaky_relu(dy: Any, x: Any) -> Any:
 @register_jitable(**INLINED)
 def grad_gelu(dy: Any, x: Any) -> Any:
     """The gradient of gelu, from its input."""
-    magnitude = _limited(x, normal_tail.LARGEST)
+    magnitude = _limited(x, NORMAL_TAIL_LARGEST)
     density, tail = _normal_density_and_tail(magnitude)
     negative = tail - magnitude * density
     return dy * (negative if x < 0 else one_like(x) - negative)
@@ -187,7 +190,7 @@ def _normal_density_and_tail(a: Any) -> Any:
     """e^(-a^2 / 2) / (2 pi)^.5 and F(-a), for 0 <= a."""
     power, p = exponential(number_like(a, -0.5) * (a * a))
     exponential_of_square = power * p + power
-    shift = number_like(a, normal_tail.SHIFT)
+    shift = number_like(a, NORMAL_TAIL_SHIFT)
     inverse = one_like(a) / (a + shift)
     return (
         number_like(a, _INVERSE_SQRT_2_PI) * exponential_of_square,
@@ -203,7 +206,7 @@ def _limited(x: Any, limit: Any) -> Any:
 
 
 def _polynomial(t: Any) -> Any:
-    """P in `normal_tail`."""
+    """P of the tail of the normal distribution in `spec`."""
     return _polynomial_float32(t) if isinstance(t, np.float32) else _polynomial_float64(t)
 
 

@@ -9,8 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from gradserve_server.devices.device import Array
-from gradserve_server.ops.activation import normal_tail
-from gradserve_server.ops.activation.spec import LEAKY_RELU_SLOPE, SELU_SCALE, SELU_SCALE_ALPHA
+from gradserve_server.ops.activation.spec import (
+    LEAKY_RELU_SLOPE,
+    NORMAL_TAIL_FLOAT64,
+    NORMAL_TAIL_LARGEST,
+    NORMAL_TAIL_SHIFT,
+    SELU_SCALE,
+    SELU_SCALE_ALPHA,
+)
 from gradserve_server.tensors.spec import widened
 
 _INVERSE_SQRT_2_PI = 0.3989422804014327
@@ -76,7 +82,7 @@ def _leaky_relu(xp: Any, x: Array) -> Array:
 
 def _gelu(xp: Any, x: Array) -> Array:
     """Computes max(x, 0) - |x| F(-|x|)."""
-    magnitude = xp.minimum(xp.abs(x), normal_tail.LARGEST)
+    magnitude = xp.minimum(xp.abs(x), NORMAL_TAIL_LARGEST)
     _, tail = _normal_density_and_tail(xp, magnitude)
     return xp.maximum(x, 0) - magnitude * tail
 
@@ -125,7 +131,7 @@ def _grad_leaky_relu(xp: Any, dy: Array, x: Array) -> Array:
 
 
 def _grad_gelu(xp: Any, dy: Array, x: Array) -> Array:
-    magnitude = xp.minimum(xp.abs(x), normal_tail.LARGEST)
+    magnitude = xp.minimum(xp.abs(x), NORMAL_TAIL_LARGEST)
     density, tail = _normal_density_and_tail(xp, magnitude)
     change = magnitude * density
     return dy * xp.where(x < 0, tail - change, 1 - tail + change)
@@ -140,10 +146,10 @@ def _grad_swish(xp: Any, dy: Array, x: Array) -> Array:
 
 def _normal_density_and_tail(xp: Any, a: Array) -> tuple[Array, Array]:
     """e^(-a^2 / 2) / (2 pi)^.5 and F(-a), for a >= 0."""
-    inverse = 1 / (a + normal_tail.SHIFT)
-    t = (a - normal_tail.SHIFT) * inverse
-    p = xp.full_like(t, normal_tail.FLOAT64[0])
-    for coefficient in normal_tail.FLOAT64[1:]:
+    inverse = 1 / (a + NORMAL_TAIL_SHIFT)
+    t = (a - NORMAL_TAIL_SHIFT) * inverse
+    p = xp.full_like(t, NORMAL_TAIL_FLOAT64[0])
+    for coefficient in NORMAL_TAIL_FLOAT64[1:]:
         p = p * t + coefficient
     exponential = xp.exp(-0.5 * a * a)
     return _INVERSE_SQRT_2_PI * exponential, exponential * p * inverse

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.cuda.cudnn import CHECKED_FUNCTIONS, DataType, RnnDataLayout, RnnMode
 from gradserve_server.ops.cudnn_rnn.cpu.family import dropout_masks
-from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, Trace, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.spec import BackpropOutputs, ForwardInputs, Mode, Network, Problem, split_params
+from tests.ops.cudnn_rnn.reference import OutputGradients, Trace, cudnn_rnn, cudnn_rnn_backprop
 
 BAD_PARAM = 2000
 EXECUTION_FAILED = 5000

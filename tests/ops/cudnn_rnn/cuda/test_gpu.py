@@ -17,10 +17,10 @@ from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn, CudnnCall
 from gradserve_server.ops.cudnn_rnn.cuda.network import CudnnThread
 from gradserve_server.ops.cudnn_rnn.declaration import make_network, plan_forward
-from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import BackpropInputs, ForwardAttributes, ForwardInputs, ForwardOutputs
 from tests.golden.cudnn_rnn import OPAQUE, Case, load_cases, relative_error
+from tests.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 
 pytestmark = pytest.mark.cuda
 

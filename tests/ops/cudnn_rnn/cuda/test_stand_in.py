@@ -17,7 +17,6 @@ from gradserve_server.ops.cudnn_rnn.cpu.family import dropout_masks
 from gradserve_server.ops.cudnn_rnn.cuda.family import CudaCudnnRnn
 from gradserve_server.ops.cudnn_rnn.cuda.network import KEPT_NETWORKS, KEPT_SEEDS
 from gradserve_server.ops.cudnn_rnn.declaration import plan_forward
-from gradserve_server.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 from gradserve_server.ops.cudnn_rnn.reserve import ReserveKey
 from gradserve_server.ops.cudnn_rnn.spec import (
     BackpropInputs,
@@ -32,6 +31,7 @@ from tests.devices.cuda.cudnn.fake_cudnn import EXECUTION_FAILED, STATES_BYTES, 
 from tests.golden.cudnn_rnn import Case, assert_outputs, load_cases
 from tests.ops.cudnn_rnn.cuda.host_device import HostDevice
 from tests.ops.cudnn_rnn.random_calls import Numbers
+from tests.ops.cudnn_rnn.reference import OutputGradients, cudnn_rnn, cudnn_rnn_backprop
 
 CASES = load_cases()
 STEPS, BATCH, INPUT, UNITS = 4, 3, 5, 6
