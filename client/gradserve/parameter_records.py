@@ -1,6 +1,6 @@
 """The results of calls on parameters: versions, outcomes of pushes, descriptions, and the records of rounds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +10,8 @@ from gradserve.codecs import Codec
 from gradserve.optim import Optimizer, Schedule
 from gradserve.reductions import Reduction
 from gradserve.results import DenseSpec, Outcome
-from gradserve_protocol.printing import abbreviated
+from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.printing import abbreviated, first_items
 
 
 @abbreviated
@@ -358,3 +359,41 @@ class Unchanged:
 
 UNCHANGED = Unchanged()
 """The value of arguments of `Parameters.change` that change nothing."""
+
+
+def check_version(
+    version: Mapping[str, NDArray[Any]],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    needed: Iterable[str],
+    also_known: Iterable[str] = (),
+) -> None:
+    """Checks that a version has the values that a model needs, of the model's shapes, and no others.
+
+    Args:
+        version: The version, or any mapping from names to arrays.
+        shapes: The shapes of the model's parameters, by name.
+        needed: The names of those that must be in the version.
+        also_known: Further names that may be in it.
+
+    Raises:
+        InvalidArgumentError: It has other names or shapes.
+    """
+    known = {*shapes, *also_known}
+    missing = [name for name in needed if name not in version]
+    unknown = [name for name in version if name not in known]
+    if missing or unknown:
+        expected = f"values of {_names(missing)}" if missing else "values of the model's parameters alone"
+        got = f"{'none, but ' if missing else ''}{_names(unknown)}" if unknown else "none"
+        raise InvalidArgumentError(f"expected {expected}, got {got}: the version is of another model", field="version")
+    for name, shape in shapes.items():
+        got_shape = tuple(version[name].shape) if name in version else shape
+        if got_shape != shape:
+            raise InvalidArgumentError(
+                f"expected shape {shape} of {name!r}, got {got_shape}: the version is of another model",
+                field="version",
+            )
+
+
+def _names(names: list[str]) -> str:
+    return first_items(map(repr, names), len(names))

@@ -16,11 +16,11 @@ import pytest
 import gradserve
 from gradserve.calls.client import state as client_state
 from gradserve_protocol.placement import home_of
-from gradserve_ray.states.division import Division
 from gradserve_ray.states.mark import DecidedSize, ResizeMark
 from gradserve_ray.states.member_state import AnnouncementError, MemberState, MoveError, UnknownOutcomeError
 from gradserve_ray.states.movable import Key, Slices
 from gradserve_ray.states.moving import Move, move_resources
+from gradserve_ray.states.shards import Division
 from gradserve_server.accumulators.gradient import SparseSlices
 from gradserve_server.accumulators.journal import PartKey
 from gradserve_server.accumulators.records import spec_of

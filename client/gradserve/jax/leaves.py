@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from gradserve.training.versions import check_version
+from gradserve.parameter_records import check_version
 from gradserve_protocol.errors import InvalidArgumentError
 
 PyTree: TypeAlias = Any

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from gradserve.torch.parameters import without_gradient
-from gradserve.torch.rounds import Rounds
 from gradserve.torch.tensors import array_of, tensor_of
-from gradserve.training.rounds import PRESENCE, presence_of, present_names
+from gradserve.training.rounds import PRESENCE, Rounds, presence_of, present_names
 
 _LEAST_BYTES = 4 << 20
 """A group of fewer bytes takes in the next parameter: below this, a call takes longer than the copying that it

@@ -12,9 +12,8 @@ from gradserve.errors import AbortedError, InvalidArgumentError
 from gradserve.results import DenseSpec
 from gradserve.torch.backward_pass import BackwardPass, Group, GroupAverage, groups_of
 from gradserve.torch.parameters import trained_parameters
-from gradserve.torch.rounds import IDLE_SECONDS, Membership, Rounds
 from gradserve.torch.tensors import tensor_of
-from gradserve.training.rounds import PRESENCE, presence_spec
+from gradserve.training.rounds import IDLE_SECONDS, PRESENCE, Membership, Rounds, presence_spec
 
 _ONLY = "gradients"
 """The only component of the accumulators of FSDP2's hook."""

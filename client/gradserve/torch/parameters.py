@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from gradserve.conversion.plain import as_flag
+from gradserve.parameter_records import check_version
 from gradserve.torch.tensors import tensor_of
-from gradserve.training.versions import check_version
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError
 

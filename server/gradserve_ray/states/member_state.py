@@ -37,7 +37,7 @@ from gradserve_ray.states.redividing import (
     read_outline,
     read_pieces,
 )
-from gradserve_ray.states.unsharding import unshard
+from gradserve_ray.states.shards import unshard
 from gradserve_server.accumulators.journal import PartKey, Staged, newest_number, number_change
 from gradserve_server.errors import ServiceError
 from gradserve_server.parameters.record import DecidedRound

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gradserve_ray.states.division import Division
 from gradserve_ray.states.mark import DecidedSize, ResizeMark
 from gradserve_ray.states.member_state import (
     AnnouncementError,
@@ -19,6 +18,7 @@ from gradserve_ray.states.member_state import (
 from gradserve_ray.states.movable import Key
 from gradserve_ray.states.redividing import PieceDigests, Redivision
 from gradserve_ray.states.resharding import Resharding, reshardings
+from gradserve_ray.states.shards import Division
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import numpy as np
 
 from gradserve_protocol.digest import digest_of
 from gradserve_protocol.placement import plan_of
-from gradserve_ray.states.division import Division, Planned
 from gradserve_ray.states.movable import (
     Key,
     MovableResource,
@@ -26,7 +25,7 @@ from gradserve_ray.states.movable import (
     put_together,
     read_movable,
 )
-from gradserve_ray.states.unsharding import without_parts, without_parts_in_event
+from gradserve_ray.states.shards import Division, Planned, without_parts, without_parts_in_event
 from gradserve_server.accumulators.durable.restoring import unlimited_calls
 from gradserve_server.accumulators.gradient import Array, Average
 from gradserve_server.accumulators.records import average_record, joined, split

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gradserve_protocol.placement import Plan, dense_bytes, plan_of
-from gradserve_ray.states.division import Division, Planned
 from gradserve_ray.states.member_state import Contents, MoveError, Sharded
 from gradserve_ray.states.movable import Key
+from gradserve_ray.states.shards import Division, Planned
 from gradserve_server.accumulators.journal import PartKey, Staged
 from gradserve_server.accumulators.records import spec_of
 

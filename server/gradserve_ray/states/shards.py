@@ -1,14 +1,20 @@
-"""Converts an accumulator whose shards have all moved to one server into an unsharded one."""
+"""The division of what is sharded among the servers of a cluster, and the conversion back.
+
+An accumulator whose shards have all moved to one server becomes an unsharded one.
+"""
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gradserve_protocol.arrays import DType
 from gradserve_ray.states.movable import (
     Key,
     MovableResource,
+    Rows,
     StoredValues,
     number_of,
     parts_of,
@@ -28,7 +34,7 @@ from gradserve_server.accumulators.records import (
     split,
 )
 from gradserve_server.accumulators.sharding.shard import Shard
-from gradserve_server.accumulators.spec import AccumulatorSpec
+from gradserve_server.accumulators.spec import AccumulatorSpec, ComponentSpec
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
@@ -37,6 +43,61 @@ from gradserve_server.resources.budget import UNLIMITED, Budget
 from gradserve_server.storage.directory import DAMAGES, StateError
 from gradserve_server.storage.journal import Record
 from gradserve_server.storage.store import Change, StateStore
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A component, for `plan_of`."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...] | None
+    is_sparse: bool
+
+
+class Division:
+    """The division of the rows of an accumulator, or of parameters, among servers.
+
+    Attributes:
+        rows: The rows of each component that a server has something of, in the order of the components, by server.
+    """
+
+    def __init__(self, spec: AccumulatorSpec) -> None:
+        self.rows: dict[int, dict[str, Rows]] = {}
+        for component in spec.components:
+            num_rows, start = _rows_of(component), 0
+            for server, count in component.pieces:
+                rows = Rows(0, None) if num_rows is None else Rows(start, start + (count or num_rows))
+                self.rows.setdefault(server, {})[component.name] = rows
+                start += count
+
+    @property
+    def cuts(self) -> dict[str, set[int]]:
+        """The first rows of all servers, by component."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for held in self.rows.values():
+            for name, rows in held.items():
+                found[name].add(rows.start)
+        return found
+
+    def wanted(self, source: int, rows: Mapping[str, Rows]) -> dict[str, tuple[int, Rows]]:
+        """Returns what a server has of some rows, by component, after the first row that it has."""
+        found = {}
+        for name, held in self.rows[source].items():
+            if (want := rows.get(name)) is None:
+                continue
+            if held.stop is None or want.stop is None:
+                found[name] = (0, held)
+            elif (start := max(held.start, want.start)) < (stop := min(held.stop, want.stop)):
+                found[name] = (held.start, Rows(start, stop))
+        return found
+
+
+def _rows_of(component: ComponentSpec) -> int | None:
+    """Returns the rows of a component that can be divided, None of one that cannot."""
+    dims = component.shape.dims
+    return dims[0] or None if dims and not component.is_sparse else None
+
 
 _UNKNOWN = ""
 """The fingerprint of a call whose content is not known."""
