@@ -163,8 +163,7 @@ class Redivision:
     @cached_property
     def cuts(self) -> dict[str, set[int]]:
         """The rows at which components are divided before or after, by component."""
-        before, after = self.before.cuts, self.after.cuts
-        return {name: before[name] | after[name] for name in before}
+        return self.before.cuts_with(self.after)
 
     def shard(self, server: int, outline: MovableResource, given: Sequence[Pieces]) -> MovableResource:
         """Returns the shard of a server.

@@ -55,8 +55,7 @@ class Resharding:
     @cached_property
     def cuts(self) -> dict[str, set[int]]:
         """The rows at which components are divided before or after, by component."""
-        before, after = self.before.cuts, self.after.cuts
-        return {name: before[name] | after[name] for name in before}
+        return self.before.cuts_with(self.after)
 
 
 def reshardings(contents: Mapping[int, Contents], before: int, after: int) -> list[Resharding]:

@@ -71,11 +71,10 @@ class Division:
                 self.rows.setdefault(server, {})[component.name] = rows
                 start += count
 
-    @property
-    def cuts(self) -> dict[str, set[int]]:
-        """The first rows of all servers, by component."""
+    def cuts_with(self, later: "Division") -> dict[str, set[int]]:
+        """Returns the first rows of all servers in this division and in a later one, by component."""
         found: dict[str, set[int]] = defaultdict(set)
-        for held in self.rows.values():
+        for held in (*self.rows.values(), *later.rows.values()):
             for name, rows in held.items():
                 found[name].add(rows.start)
         return found

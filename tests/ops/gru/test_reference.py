@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad, sigmoid
+from gradserve_server.ops.activation.reference import sigmoid
+from gradserve_server.ops.gru.reference import gru_block_cell, gru_block_cell_grad
 from gradserve_server.ops.gru.spec import CellInputs, CellOutputs, GradAttributes, GradOutputs
 from tests.golden.gru_block_cell import (
     Case,

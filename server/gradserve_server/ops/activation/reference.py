@@ -54,7 +54,8 @@ def _tanh(xp: Any, x: Array) -> Array:
     return xp.tanh(x)
 
 
-def _sigmoid(xp: Any, x: Array) -> Array:
+def sigmoid(xp: Any, x: Array) -> Array:
+    """1 / (1 + e^-x), without overflow, and with all digits near 0."""
     exponential = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1, exponential) / (1 + exponential)
 
@@ -90,7 +91,7 @@ def _gelu(xp: Any, x: Array) -> Array:
 def _swish(xp: Any, x: Array) -> Array:
     """Computes max(x, 0) - |x| s(-|x|)."""
     magnitude = xp.minimum(xp.abs(x), _ALMOST_INFINITE)
-    return xp.maximum(x, 0) - magnitude * _sigmoid(xp, -magnitude)
+    return xp.maximum(x, 0) - magnitude * sigmoid(xp, -magnitude)
 
 
 def _grad_relu(xp: Any, dy: Array, y: Array) -> Array:
@@ -118,7 +119,7 @@ def _grad_selu(xp: Any, dy: Array, y: Array) -> Array:
 
 
 def _grad_softplus(xp: Any, dy: Array, x: Array) -> Array:
-    return dy * _sigmoid(xp, x)
+    return dy * sigmoid(xp, x)
 
 
 def _grad_softsign(xp: Any, dy: Array, x: Array) -> Array:
@@ -139,7 +140,7 @@ def _grad_gelu(xp: Any, dy: Array, x: Array) -> Array:
 
 def _grad_swish(xp: Any, dy: Array, x: Array) -> Array:
     magnitude = xp.minimum(xp.abs(x), _ALMOST_INFINITE)
-    tail = _sigmoid(xp, -magnitude)
+    tail = sigmoid(xp, -magnitude)
     change = magnitude * tail * (1 - tail)
     return dy * xp.where(x < 0, tail - change, 1 - tail + change)
 
@@ -159,7 +160,7 @@ _FORWARD: dict[str, Callable[[Any, Array], Array]] = {
     "relu": _relu,
     "relu6": _relu6,
     "tanh": _tanh,
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "elu": _elu,
     "selu": _selu,
     "softplus": _softplus,

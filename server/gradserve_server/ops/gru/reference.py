@@ -9,6 +9,7 @@ A dot is the product of matrices.
 from dataclasses import fields
 from typing import Any
 
+from gradserve_server.ops.activation.reference import sigmoid
 from gradserve_server.ops.gru.spec import (
     CellInputs,
     CellOutputs,
@@ -74,12 +75,6 @@ def gru_block_cell_grad(xp: Any, inputs: GradInputs, attributes: GradAttributes,
             _wide(d_c_bar).sum(axis=0),
         ]
     return GradOutputs(*(output.astype(inputs.x.dtype) for output in outputs))
-
-
-def sigmoid(xp: Any, x: Any) -> Any:
-    """1 / (1 + e^-x), without overflow, and with all digits near 0."""
-    exponential = xp.exp(-xp.abs(x))
-    return xp.where(x >= 0, 1, exponential) / (1 + exponential)
 
 
 def _wide(array: Any) -> Any:
