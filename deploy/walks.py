@@ -24,6 +24,7 @@ from typing import Any, Self
 import numpy as np
 
 import gradserve
+from gradserve_protocol.lasting import keep_doing
 from gradserve_server.config import ServerConfig, StateConfig
 from gradserve_server.config.servers import ClusterConfig
 from gradserve_testing import LocalServer
@@ -74,7 +75,10 @@ class Walk:
 
 
 class Tracer:
-    """Records the calls of this thread, and of all that start after it was entered."""
+    """Records the calls of this thread, and of all that start after it was entered.
+
+    Work that goes on as long as a server, with and without calls (`gradserve_protocol.lasting`), is no part of a walk.
+    """
 
     def __init__(self) -> None:
         self._walk: Walk | None = None
@@ -131,7 +135,7 @@ class Tracer:
             path = Path(name)
             self._known[name] = path if _side(path) else None
         file = self._known[name]
-        if file is None:
+        if file is None or _is_lasting(frame):
             return
         thread = threading.get_ident()
         last = self._last.get(thread)
@@ -142,6 +146,12 @@ class Tracer:
         if last is not None and last != file:
             walk.file_switches += 1
             walk.room_switches += _room(last) != _room(file)
+
+
+def _is_lasting(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not keep_doing.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _side(file: Path) -> str:
