@@ -12,7 +12,7 @@ import click
 
 from gradserve_demo.options import DemoError, DemoOptions
 from gradserve_protocol.extras import install_command
-from gradserve_server.commands.exit_codes import ExitCode
+from gradserve_server.commands.wording import ExitCode
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import silence_grpc
 

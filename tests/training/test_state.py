@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 import gradserve
 from gradserve.training import State
 from gradserve.training.joining import Joining
-from gradserve.training.state import Carried
-from gradserve.training.values import as_json, from_json
+from gradserve.training.state import Carried, as_json, from_json
 
 DTYPES = [
     "bool",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve.training.weights_check import WeightsCheck
+from gradserve.training.agreement import WeightsCheck
 from tests.training.replicas import Replica, have_equal_weights
 
 

@@ -27,7 +27,7 @@ from gradserve.jax.training_state import (
 )
 from gradserve.results import Average, DenseSpec
 from gradserve.training import State, Worker
-from gradserve.training.weights_check import Compared
+from gradserve.training.agreement import Compared
 from gradserve_protocol.errors import GradserveError, InvalidArgumentError
 
 _COPYING_SECONDS = 5.0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradserve.torch.parameters import named_buffers, named_parameters, tensors_left_out
 from gradserve.torch.tensors import array_of, tensor_of
 from gradserve.training import State
-from gradserve.training.values import Json, as_json, class_named, from_json, title_of
+from gradserve.training.state import Json, as_json, class_named, from_json, title_of
 from gradserve_protocol.errors import InvalidArgumentError
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]

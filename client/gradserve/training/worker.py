@@ -17,12 +17,11 @@ from gradserve.errors import (
     OutOfRangeError,
 )
 from gradserve.results import ArrayLike, Average, DenseSpec, Outcome, PushPullResult
-from gradserve.training.agreement import checked_settings
+from gradserve.training.agreement import Compared, WeightsCheck, checked_settings
 from gradserve.training.joining import ATTEMPTS, GONE, Attendant, Received
 from gradserve.training.rounds import PRESENCE, DropLog, Member, WaitLog, presence_of, presence_spec, present_names
 from gradserve.training.run import Advance, Run
 from gradserve.training.state import DATA, Carried, State
-from gradserve.training.weights_check import Compared, WeightsCheck
 from gradserve.workers import new_worker_id, with_all_patience
 from gradserve_protocol.argument import Argument
 
