@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gradserve_server.errors import DeadlineExceededError, UnavailableError
-from gradserve_server.parameters.creators import Creators
+from gradserve_server.parameters.queue import Creators
 from gradserve_server.resources.registry import ResourceKey
 from tests.simulation.clock import VirtualLoop
 

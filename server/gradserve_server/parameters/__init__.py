@@ -4,10 +4,10 @@ Parameters are an accumulator whose rounds end by themselves, and whose averages
 Rounds, ledger, queue, sums, history, journal and delivery are those of `accumulators`; here is what differs, each with
 its own module.
 
-* `parameters` answers calls; `changes` changes rules and values; `registry` creates, finds, forks and deletes, and
-  `creators` lets one of many clients create at a time; `spec` has the properties, and the rules that may change.
+* `parameters` answers calls; `changes` changes rules and values; `registry` creates, finds, forks and deletes; `spec`
+  has the properties, and the rules that may change.
 * `closing` decides when a round ends, by `round_rules`. It reads no clock. `queue` asks it after each change, and at
-  the time that it names.
+  the time that it names; it also lets one of many clients create at a time.
 * `ledger` decides which updates count, with which weight (`staleness`), and remembers it all as events.
 * `update_sum` adds updates up or holds them, `unpacking` adds packed ones; `reductions` make one of them. `variables`
   has the masters and the state of the optimizer, and makes the next version; `optimizers` has the equations, fused with

@@ -29,12 +29,11 @@ from gradserve_server.errors import (
     UnavailableError,
 )
 from gradserve_server.parameters.changes import Machine
-from gradserve_server.parameters.creators import Creators
 from gradserve_server.parameters.journal import ParametersJournal, ParametersJournals
 from gradserve_server.parameters.ledger import UpdateLedger
 from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.parameters import WORDING, Parameters
-from gradserve_server.parameters.queue import UpdateQueue
+from gradserve_server.parameters.queue import Creators, UpdateQueue
 from gradserve_server.parameters.record import RoundRecord, RoundRecords
 from gradserve_server.parameters.sharding import FollowingQueue
 from gradserve_server.parameters.spec import ParametersSpec
