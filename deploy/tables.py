@@ -17,8 +17,8 @@ import click
 from deploy.site.reference.commands import commands_below
 from gradserve_protocol.troubleshooting import ENTRIES
 from gradserve_protocol.variables import CONNECT_VARIABLES, VARIABLES, WORKER_VARIABLES
+from gradserve_server.commands import wording
 from gradserve_server.commands.cli import cli
-from gradserve_server.commands.exit_codes import listed
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -56,7 +56,7 @@ def environment_variables() -> str:
 
 def exit_codes() -> str:
     """Returns the table of the exit codes."""
-    return _table(("exit code", "meaning"), listed())
+    return _table(("exit code", "meaning"), wording.exit_codes())
 
 
 def error_codes() -> str:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gradserve_server.commands.cli import cli
-from gradserve_server.commands.exit_codes import ExitCode, listed
+from gradserve_server.commands.wording import ExitCode, exit_codes
 from gradserve_server.config.settings import SettingsError
 from tests.servers.connecting import no_server
 
@@ -70,4 +70,4 @@ def test_the_numbers_stay() -> None:
 def test_help_lists_them() -> None:
     text = CliRunner().invoke(cli, ["--help"]).output
     found = re.findall(r"^ +(\d+(?: \+ N)?) +(.+)$", text.partition("Exit codes:")[2], re.MULTILINE)
-    assert found == listed()
+    assert found == exit_codes()

@@ -17,7 +17,7 @@ ELSEWHERE = {
     "client/gradserve/transport/sockets/aio.py": "steps of one call, which waits for them",
     "server/gradserve_ray/supervision.py": "copies the lines of one server until it ends",
     "server/gradserve_server/app.py": "gives memory of the device back, once; the next expiry tries again",
-    "server/gradserve_server/commands/benchmark.py": "one measurement, whose command waits for it",
+    "server/gradserve_server/commands/bench.py": "one measurement, whose command waits for it",
     "server/gradserve_server/commands/run/processes.py": "runs one worker, or copies one output, until its end",
     "server/gradserve_server/commands/run/server.py": "one server until its end, which the command waits for",
     "server/gradserve_server/devices/cuda/threads.py": "handles CUDA's errors one by one",

@@ -11,7 +11,6 @@ from gradserve_server.commands.bench import bench
 from gradserve_server.commands.cluster import cluster
 from gradserve_server.commands.credentials import certificates, token
 from gradserve_server.commands.doctor.command import doctor
-from gradserve_server.commands.exit_codes import listed
 from gradserve_server.commands.explain import explain
 from gradserve_server.commands.export.command import export
 from gradserve_server.commands.history import history
@@ -26,6 +25,7 @@ from gradserve_server.commands.serve import serve
 from gradserve_server.commands.state import state
 from gradserve_server.commands.top.command import top
 from gradserve_server.commands.what_if import what_if
+from gradserve_server.commands.wording import exit_codes
 
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -50,7 +50,7 @@ class _Commands(click.Group):
             raise
 
 
-_EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:8}{meaning}" for code, meaning in listed())
+_EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:8}{meaning}" for code, meaning in exit_codes())
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)

@@ -12,9 +12,8 @@ import click
 
 from gradserve_protocol.extras import install_command
 from gradserve_ray.directory import SeenMember
-from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.servers import connection_options, tls_of
-from gradserve_server.commands.wording import echo_json, json_option, table, tell, tell_problem
+from gradserve_server.commands.wording import ExitCode, echo_json, json_option, table, tell, tell_problem
 from gradserve_server.config.settings import Setting, SettingsError, make_config
 from gradserve_server.runtime.process import silence_grpc
 

@@ -12,7 +12,6 @@ from click.shell_completion import CompletionItem
 
 from gradserve_protocol import troubleshooting
 from gradserve_protocol.troubleshooting import BY_CODE, Entry
-from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.resources import container_option
 from gradserve_server.commands.servers import (
     LAYERS,
@@ -25,7 +24,7 @@ from gradserve_server.commands.servers import (
     on_server,
     one_of,
 )
-from gradserve_server.commands.wording import duration, echo_json, json_option, size, some, tell, tell_problem
+from gradserve_server.commands.wording import ExitCode, duration, echo_json, json_option, size, some, tell, tell_problem
 from gradserve_server.config.settings import SettingsError
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.servers import (
     Answer,
     ask_all,
@@ -18,6 +17,7 @@ from gradserve_server.commands.servers import (
     tls_of,
 )
 from gradserve_server.commands.wording import (
+    ExitCode,
     duration,
     echo_json,
     figure,

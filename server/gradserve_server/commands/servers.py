@@ -12,9 +12,8 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from gradserve_protocol.variables import ADDRESS_VARIABLE, DEFAULT_ADDRESS
-from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.tls_options import tls_options
-from gradserve_server.commands.wording import tell_problem
+from gradserve_server.commands.wording import ExitCode, tell_problem
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import silence_grpc
 

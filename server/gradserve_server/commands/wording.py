@@ -1,4 +1,4 @@
-"""The output of commands: numbers and tables for people, JSON for programs, and progress bars."""
+"""The output of commands: numbers and tables for people, JSON for programs, progress bars, and exit codes."""
 
 import dataclasses
 import json
@@ -6,8 +6,8 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -16,6 +16,37 @@ from gradserve_protocol.printing import visible, visible_lines
 if TYPE_CHECKING:  # imported late: other commands do not need it, and start sooner
     from gradserve_protocol.server_status import AccumulatorStatus
     from gradserve_server.storage.store import StateStore
+
+
+class ExitCode(IntEnum):
+    """An exit code; `gradserve --help` and docs/command_output.md list them.
+
+    Attributes:
+        meaning: What it says.
+    """
+
+    meaning: str
+
+    DONE = 0, "done; a server that was asked serves"
+    FAILED = 1, "a server cannot be reached, does not serve or has refused a call; or something is damaged, or differs"
+    USAGE = 2, "an option, an argument, a setting or a variable is not valid; nothing was done"
+
+    def __new__(cls, number: int, meaning: str) -> Self:
+        """Makes a member of a number and its meaning."""
+        code = int.__new__(cls, number)
+        code._value_ = number
+        code.meaning = meaning
+        return code
+
+
+SIGNALLED = "128 + N", "signal N ended the command at once"
+"""The exit codes of commands that a signal has ended, and their meaning."""
+
+
+def exit_codes() -> list[tuple[str, str]]:
+    """Returns all exit codes with their meanings."""
+    return [*((str(int(each)), each.meaning) for each in ExitCode), SIGNALLED]
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
 

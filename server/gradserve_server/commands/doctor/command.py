@@ -33,9 +33,8 @@ from gradserve_server.commands.doctor.server import (
     check_versions,
 )
 from gradserve_server.commands.doctor.subject import Finding, Observation, Subject, Verdict, ok, warning
-from gradserve_server.commands.exit_codes import ExitCode
 from gradserve_server.commands.servers import server_options, servers_at
-from gradserve_server.commands.wording import echo_json, json_option, tell, tell_marked
+from gradserve_server.commands.wording import ExitCode, echo_json, json_option, tell, tell_marked
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import num_cores, silence_grpc
 
