@@ -213,9 +213,9 @@ def test_lines_of_a_server_that_is_well(servers: Mapping[str, str], client: grad
     words = [line.split()[:3] for line in done.stdout.splitlines()]
     here = ["libraries", "machine", "extras", "kernels"]
     assert [word[2] for word in words if word[2] in here + _CHECKS] == here + _CHECKS, done.stdout
-    measured = ("speed",)  # a machine that is busy is slow
+    measured = ("speed", "transport")  # a machine that is busy is slow, and may greet too late for a faster way
     others = [word[:2] for word in words if word[2] in _CHECKS and word[2] not in measured]
-    assert others == [["+", "ok"]] * (len(_CHECKS) - 1), done.stdout
+    assert others == [["+", "ok"]] * (len(_CHECKS) - len(measured)), done.stdout
     assert client.server_info().usage["num_handles"] == before
 
 
