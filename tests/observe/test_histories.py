@@ -14,7 +14,7 @@ from gradserve_server.observe.observed import UpdateHistories
 from gradserve_server.observe.rounds import MOST_LATE, MOST_WORKERS, OTHERS, Histories, History
 from gradserve_server.parameters.closing import Reason
 from gradserve_server.parameters.ledger import UpdateLedger, VersionLoaded
-from gradserve_server.parameters.optimizers.equations import Sgd
+from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.round_rules import RoundRules, Staleness
 from gradserve_server.parameters.spec import ParametersSpec, Rules
 from gradserve_server.resources.registry import ResourceKey

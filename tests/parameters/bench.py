@@ -17,8 +17,9 @@ from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.parameters.journal import ParametersJournals
-from gradserve_server.parameters.optimizers.equations import Adam, Sgd
+from gradserve_server.parameters.optimizers.adam import Adam
 from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule
+from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.optimizers.stepping import Stepper
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.registry import ParametersRegistry

@@ -16,9 +16,11 @@ import numpy as np
 
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.parameters.optimizers.equations import Adam, Sgd, Yogi
+from gradserve_server.parameters.optimizers.adam import Adam
 from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule, ScheduleKind
+from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.optimizers.stepping import Stepper
+from gradserve_server.parameters.optimizers.yogi import Yogi
 from gradserve_server.parameters.parameters import Parameters
 from tests.parameters.bench import KEY, ParametersBench, push
 

@@ -9,18 +9,13 @@ import numpy as np
 
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
-from gradserve_server.parameters.optimizers.equations import (
-    Adagrad,
-    AdagradOptax,
-    Adam,
-    FlowerAdam,
-    FlowerAvgM,
-    FlowerYogi,
-    Sgd,
-    Yogi,
-)
+from gradserve_server.parameters.optimizers.adagrad import Adagrad, AdagradOptax
+from gradserve_server.parameters.optimizers.adam import Adam
+from gradserve_server.parameters.optimizers.flower import FlowerAdam, FlowerAvgM, FlowerYogi
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
+from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.optimizers.stepping import ComponentStep
+from gradserve_server.parameters.optimizers.yogi import Yogi
 from tests.parameters.optimizers.rounds import Array
 
 OPTIMIZERS: dict[str, Optimizer] = {

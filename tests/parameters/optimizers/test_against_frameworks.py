@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from gradserve_server.parameters.optimizers import optimizer_of
-from gradserve_server.parameters.optimizers.equations import Adagrad, AdagradOptax, Adam, Sgd, Yogi
+from gradserve_server.parameters.optimizers.adagrad import Adagrad, AdagradOptax
+from gradserve_server.parameters.optimizers.adam import Adam
 from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule, ScheduleKind
+from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.optimizers.stepping import ComponentStep, Stepper
+from gradserve_server.parameters.optimizers.yogi import Yogi
 from tests.parameters.optimizers.rounds import (
     SHAPES,
     Array,

@@ -10,17 +10,9 @@ import pytest
 
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.parameters.optimizers import OPTIMIZERS, name_of, optimizer_of, optimizer_record
-from gradserve_server.parameters.optimizers.equations import (
-    Adagrad,
-    AdagradOptax,
-    Adam,
-    FlowerAdagrad,
-    FlowerAdam,
-    FlowerAvgM,
-    FlowerYogi,
-    Sgd,
-    Yogi,
-)
+from gradserve_server.parameters.optimizers.adagrad import Adagrad, AdagradOptax
+from gradserve_server.parameters.optimizers.adam import Adam
+from gradserve_server.parameters.optimizers.flower import FlowerAdagrad, FlowerAdam, FlowerAvgM, FlowerYogi
 from gradserve_server.parameters.optimizers.optimizer import (
     Optimizer,
     Schedule,
@@ -29,6 +21,8 @@ from gradserve_server.parameters.optimizers.optimizer import (
     schedule_of,
     schedule_record,
 )
+from gradserve_server.parameters.optimizers.sgd import Sgd
+from gradserve_server.parameters.optimizers.yogi import Yogi
 from tests.together import together
 
 ADAM = Adam(1e-3, 0.9, 0.999, 1e-8, 0.0, False)

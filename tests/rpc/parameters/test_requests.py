@@ -7,7 +7,7 @@ import pytest
 
 from gradserve_protocol.v1 import accumulator_pb2, parameters_pb2
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape
-from gradserve_server.parameters.optimizers.equations import Sgd
+from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.spec import Normalization, UpdateKind
 from gradserve_server.rpc.parameters.requests import (
     decode_change_id,

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradserve_server.accumulators.gradient import Array
 from gradserve_server.accumulators.rounds import Outcome
-from gradserve_server.parameters.optimizers.equations import Sgd
+from gradserve_server.parameters.optimizers.sgd import Sgd
 from gradserve_server.parameters.parameters import Parameters
 from gradserve_server.parameters.record import RoundRecord
 from gradserve_server.parameters.reductions.spec import Mean, Sum

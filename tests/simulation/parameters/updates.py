@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 
 from gradserve_server.accumulators.gradient import Array, Gradient
 from gradserve_server.accumulators.spec import ComponentSpec, PartialShape
-from gradserve_server.parameters.optimizers.equations import Adagrad, Adam, Sgd, Yogi
+from gradserve_server.parameters.optimizers.adagrad import Adagrad
+from gradserve_server.parameters.optimizers.adam import Adam
 from gradserve_server.parameters.optimizers.optimizer import Optimizer, Schedule, ScheduleKind
+from gradserve_server.parameters.optimizers.sgd import Sgd
+from gradserve_server.parameters.optimizers.yogi import Yogi
 from gradserve_server.parameters.reductions.spec import Krum, Mean, Median, Reduction, Sum
 from gradserve_server.parameters.round_rules import (
     ConstantDiscount,

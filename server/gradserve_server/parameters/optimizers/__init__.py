@@ -1,7 +1,8 @@
 """Optimizers: what turns the reduced updates of a round into the next version of the parameters.
 
 * `optimizer` declares what an optimizer is: settings, slots, numbers and a loop; and the schedule of its learning rate.
-  `equations` has the optimizers. All are values, which know no arrays, rounds or journals.
+  `sgd`, `adam`, `adagrad`, `yogi` and `flower` have one each, with its equations. All are values: they know no arrays,
+  rounds or journals.
 * `stepping` steps the components of a round: it divides their sums, takes the optimizer's step and writes the new
   masters, in one pass over memory on all threads. `loops` are its kernels.
 
@@ -9,25 +10,19 @@ The same settings, updates and state give the same bits, compiled or not, on any
 are divided among calls and servers, and on every processor: each operation is rounded by itself, and is + - * / or a
 square root.
 
-To add one: a class in `equations`, its loop in `loops` unless one fits already, a line in `OPTIMIZERS`, its message in
-the proto, whose fields have the names of the settings, and its class in the client's `optim`.
+To add one: a class with its equation, its loop in `loops` unless one fits already, a line in `OPTIMIZERS`, its message
+in the proto, whose fields have the names of the settings, and its class in the client's `optim`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from gradserve_server.parameters.optimizers.equations import (
-    Adagrad,
-    AdagradOptax,
-    Adam,
-    FlowerAdagrad,
-    FlowerAdam,
-    FlowerAvgM,
-    FlowerYogi,
-    Sgd,
-    Yogi,
-)
+from gradserve_server.parameters.optimizers.adagrad import Adagrad, AdagradOptax
+from gradserve_server.parameters.optimizers.adam import Adam
+from gradserve_server.parameters.optimizers.flower import FlowerAdagrad, FlowerAdam, FlowerAvgM, FlowerYogi
 from gradserve_server.parameters.optimizers.optimizer import Optimizer
+from gradserve_server.parameters.optimizers.sgd import Sgd
+from gradserve_server.parameters.optimizers.yogi import Yogi
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {
     "sgd": Sgd,
