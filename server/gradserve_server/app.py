@@ -69,6 +69,7 @@ from gradserve_server.tensors.eviction import Evictor
 from gradserve_server.tensors.held import Residence
 from gradserve_server.tensors.incoming import TensorOpener
 from gradserve_server.tensors.payload import InFlight
+from gradserve_server.tensors.spec import FLOAT32
 from gradserve_server.tensors.store import TensorStore
 from gradserve_server.tensors.transfers import Downloads, Uploads
 from gradserve_server.upstream.batches import Counts
@@ -146,7 +147,7 @@ class Server:
         self._deliverer = TensorDeliverer(self.store, residence, processors.compute, memory, longest)
         self._in_flight = InFlight(limits.max_inflight_bytes, limits.min_arrival_rate)
 
-        reducer = Reducer(processors.parallel)
+        self._reducer = reducer = Reducer(processors.parallel)
         device_reducer = parts.make_device_reducer(device)
         self._places = self._make_places(reducer, device_reducer)
         self._receiver = GradientReceiver(self._opener, processors.compute, reducer)
@@ -159,6 +160,7 @@ class Server:
             families=parts.make_families(device, processors.parallel),
             compute=processors.op_compute,
             memory=memory,
+            loader=processors.loader,
             evictor=self.evictor,
             beside=prepared,
         )
@@ -493,8 +495,11 @@ class Server:
             listens.append(self.observation.address)
         if warning := unprotected(listens, is_encrypted=self._certificates is not None):
             _log.warning("%s", warning)
-        if self._config.runtime.warm_up:
+        if self._config.runtime.warm_up_ops:
             self.runner.prepare()
+        elif self._config.runtime.warm_up:
+            self._reducer.want(FLOAT32)
+            self.runner.begin()
 
     async def drain(self) -> None:
         """Shuts down: refuses new calls, ends waits with UNAVAILABLE, and lets streams finish within the drain time.

@@ -386,9 +386,14 @@ class RuntimeConfig(Concern):
     ] = "cpu"
     warm_up: Annotated[
         bool,
-        Field(description="load or compile the kernels of sums and ops at the start"),
+        Field(description="load or compile the kernels of float32 sums at the start; others follow when calls need them"),
         Expected("true or false"),
     ] = True
+    warm_up_ops: Annotated[
+        bool,
+        Field(description="load or compile all kernels at the start, also those of ops that nobody calls"),
+        Expected("true or false"),
+    ] = False
     compute_threads: Annotated[
         int,
         NUMBER,

@@ -16,6 +16,7 @@ from gradserve_server.config import RuntimeConfig
 from gradserve_server.devices.compute import DEVICE_THREADS, ThreadCompute
 from gradserve_server.devices.device import CpuDevice, Device, DeviceWatch, GpuSharing
 from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.host.loading import KernelLoader
 from gradserve_server.runtime.process import memory_bytes, num_cores
 
 NO_CUPY = "CuPy is not installed: see the extras cuda12 and cuda13"
@@ -156,6 +157,7 @@ class Processors:
         compute: Threads for arithmetic on the host.
         op_compute: Threads for everything that uses the device, and for nothing else if that is not the host.
         parallel: Threads that share one large computation on the host.
+        loader: Loads the kernels of these threads.
         sharing: Opens clients' memory on the device; None if it cannot or must not.
         watch: Checks whether the device is lost.
     """
@@ -166,6 +168,7 @@ class Processors:
     compute: ThreadCompute
     op_compute: ThreadCompute
     parallel: ForkJoin
+    loader: KernelLoader
     sharing: GpuSharing | None
     watch: DeviceWatch
 
@@ -185,7 +188,7 @@ class Processors:
             share: Returns the opener of clients' memory on it.
             on_loss: Called with the reason when the device is lost.
         """
-        pool = BufferPool(config.pool_bytes)
+        pool, loader = BufferPool(config.pool_bytes), KernelLoader()
         host = CpuDevice(pool)
         device = choose_device(host)
         return cls(
@@ -194,7 +197,8 @@ class Processors:
             device,
             ThreadCompute(config.compute_threads),
             ThreadCompute(config.compute_threads if device is host else DEVICE_THREADS, "ops"),
-            ForkJoin(config.compute_threads),
+            ForkJoin(config.compute_threads, loader),
+            loader,
             share(device),
             DeviceWatch(device, on_loss),
         )

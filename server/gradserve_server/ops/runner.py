@@ -1,8 +1,5 @@
 """Opens and checks the inputs of ops, and runs the ops on a device, away from the event loop."""
 
-import logging
-import threading
-import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -15,6 +12,7 @@ import numpy as np
 
 from gradserve_server.devices.compute import Compute
 from gradserve_server.devices.device import Array, Device, with_all_memory
+from gradserve_server.devices.host.loading import KernelLoader
 from gradserve_server.errors import ServiceError
 from gradserve_server.ops.operation import AttributesT, Family, InputsT, Op, OutputsT, PlanT
 from gradserve_server.resources.memory import Memory, Room, Sizes
@@ -82,12 +80,7 @@ def _inputs_named(tensors: IncomingTensors) -> Iterator[None]:
         raise
 
 
-_log = logging.getLogger(__name__)
-
 _NUM_BYTES_OF_ARRAY, _NUM_BYTES_OF_SPEC = attrgetter("nbytes"), attrgetter("num_bytes")
-
-_SILENT_SECONDS = 5.0
-"""The least time between two lines of the log about the progress of the preparation of kernels."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +168,8 @@ def with_arrays(values: T, arrays: Mapping[str, Array]) -> T:
 class OpRunner:
     """Runs ops on one device. Used on one event loop.
 
-    Kernels are prepared in a thread beside the calls, which starts with the first call at the latest. Until they are
-    ready, calls may take longer.
+    Kernels are loaded beside the calls, from the first call on at the latest. Until they are ready, calls may take
+    longer. On the host, a call asks for those that it needs; those of a GPU, which calls would wait for, are all loaded.
     """
 
     def __init__(
@@ -186,6 +179,7 @@ class OpRunner:
         families: Mapping[str, Family],
         compute: Compute,
         memory: Memory,
+        loader: KernelLoader,
         evictor: Evictor | None = None,
         beside: Mapping[str, Family] = MappingProxyType({}),
     ) -> None:
@@ -196,6 +190,7 @@ class OpRunner:
             families: The families of its ops, by name.
             compute: Runs them, in threads that sums do not wait for.
             memory: The memory of the server.
+            loader: Loads kernels, also for the host's families.
             evictor: Makes room in the device's memory; None if the device is the host.
             beside: Other families with kernels, which are prepared before those of the ops.
         """
@@ -205,34 +200,40 @@ class OpRunner:
         self._compute = compute
         self._memory = memory
         self._evictor = evictor
-        self._stop = threading.Event()
-        self._prepared = threading.Event()
-        self._preparation: threading.Thread | None = None
+        self._loader = loader
+        self._is_asked_for_all = False
+
+    def begin(self) -> None:
+        """Starts loading what calls have asked for, and all kernels of a GPU, unless that has been started."""
+        if self._evictor is not None:
+            self.prepare()
+        self._loader.begin()
 
     def prepare(self) -> None:
-        """Starts loading or compiling the kernels, unless that has been started."""
-        if self._preparation is None:
-            self._preparation = threading.Thread(target=self._prepare, name="gradserve-prepare")
-            self._preparation.start()
+        """Starts loading or compiling all kernels, whether calls need them or not, unless that has been started."""
+        if not self._is_asked_for_all:
+            self._is_asked_for_all = True
+            for name, family in {**self._beside, **self._families}.items():
+                self._loader.want(name, family.prepare)
+        self._loader.begin()
 
     @property
     def is_prepared(self) -> bool:
-        """True if the kernels are loaded or compiled."""
-        return self._prepared.is_set()
+        """True if the kernels that anybody has asked for are loaded or compiled, and others will be."""
+        return self._loader.has_begun and self._loader.is_idle
 
     @property
     def is_preparing(self) -> bool:
-        """True while the kernels are being loaded or compiled; False also before anything needs them."""
-        return self._preparation is not None and not self.is_prepared
+        """True while kernels are being loaded or compiled; False also before anything needs them."""
+        return self._loader.has_begun and not self._loader.is_idle
 
     def close(self) -> None:
-        """Stops the preparation without waiting. A kernel that is being compiled, which takes seconds, is finished."""
-        self._stop.set()
+        """Stops the preparation without waiting; see `KernelLoader.close`."""
+        self._loader.close()
 
     def join(self) -> None:
         """Waits until the preparation has ended."""
-        if self._preparation is not None:
-            self._preparation.join()
+        self._loader.join()
 
     async def run(
         self,
@@ -256,7 +257,7 @@ class OpRunner:
             MemoryError: The host has no memory left.
             UnavailableError: The server stops.
         """
-        self.prepare()
+        self.begin()
         reserved = self._memory.room_of_call() if room is None else room
         try:
             if self._evictor is not None:
@@ -322,24 +323,3 @@ class OpRunner:
                 host = {name: device.to_host(arrays[name]) for name in wanted}
                 outputs = with_arrays(outputs, host)
         return Computed(outputs, moved)
-
-    def _prepare(self) -> None:
-        started = said = time.perf_counter()
-        families = {**self._beside, **self._families}
-        for done, (name, family) in enumerate(families.items()):
-            if (now := time.perf_counter()) - said >= _SILENT_SECONDS and not self._stop.is_set():
-                said = now
-                _log.info(
-                    "preparing kernels: %d of %d groups are done after %.0f s, next %s; calls are served all the time",
-                    done,
-                    len(families),
-                    now - started,
-                    name,
-                )
-            try:
-                family.prepare(self._stop.is_set)
-            except Exception:
-                _log.exception("preparing the kernels of %s failed", name)
-        if not self._stop.is_set():
-            self._prepared.set()
-            _log.info("kernels prepared in %.1f s", time.perf_counter() - started)

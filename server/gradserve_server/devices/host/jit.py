@@ -3,6 +3,7 @@
 import ast
 import functools
 import hashlib
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 from numba import types
-from numba.core import compiler, compiler_machinery, errors, typed_passes
+from numba.core import compiler, compiler_machinery, errors, registry, typed_passes
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 
 from gradserve_server.devices.host import sharing
 from gradserve_server.devices.host.intrinsics import undefined_symbols
+
+
+_BOARD_AND_JOB = (types.Array(types.int64, 2, "C"), types.int64)
+"""The types of the first arguments of shared kernels."""
 
 
 class KernelError(Exception):
@@ -34,8 +39,7 @@ def compile_shared_kernel(
     Raises:
         KernelError: See `compile_kernel`.
     """
-    board, job = types.Array(types.int64, 2, "C"), types.int64
-    return _compile(sharing.shared(function), function, (board, job, *argument_types), contract)
+    return _compile(sharing.shared(function), function, (*_BOARD_AND_JOB, *argument_types), contract)
 
 
 @functools.cache
@@ -80,6 +84,34 @@ def _compile(
     kernel.disable_compile()
     compiled: Callable[..., None] = kernel
     return compiled
+
+
+def compile_declared(module: str, function: str, arguments: str, *, contract: bool, is_shared: bool) -> None:
+    """Compiles a kernel into Numba's cache on disk, for other processes to load.
+
+    Args:
+        module: The module of the function.
+        function: Its name.
+        arguments: The declared types of its arguments; see `kernels.Declared`.
+        contract: See `compile_kernel`.
+        is_shared: Whether helpers share the kernel; see `compile_shared_kernel`.
+
+    Raises:
+        KernelError: See `compile_kernel`.
+    """
+    compiled = compile_shared_kernel if is_shared else compile_kernel
+    compiled(getattr(importlib.import_module(module), function), argument_types(arguments), contract=contract)
+
+
+def may_be_cached(function: Callable[..., None], argument_types: tuple[Any, ...], *, is_shared: bool) -> bool:
+    """Returns True if a kernel is not in the cache on disk, and could be."""
+    if is_shared:
+        argument_types = (*_BOARD_AND_JOB, *argument_types)
+    try:
+        cache = _Cache(function)  # type: ignore[no-untyped-call]
+        return not cache.has(numba.void(*argument_types))
+    except (RuntimeError, OSError):
+        return False
 
 
 def argument_types(declared: str) -> tuple[Any, ...]:
@@ -147,6 +179,11 @@ _PACKAGE = Path(__file__).parents[2]
 
 class _Cache(FunctionCache):
     """Numba's cache, which by itself only notices changes of the file that has the function."""
+
+    def has(self, signature: Any) -> bool:
+        """Returns whether there is code for a signature, for this processor."""
+        key = self._index_key(signature, registry.cpu_target.target_context.codegen())
+        return key in self._cache_file._load_index()
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         digest = hashlib.sha256()

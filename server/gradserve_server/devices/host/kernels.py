@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gradserve_server.devices.compute import checkpoint, current
 from gradserve_server.devices.host.board import CALLS, FIELDS, MOST_INSIDE, SPINNING, TICKET
+from gradserve_server.devices.host.loading import KernelCompiler, KernelLoader
 
 _LONGEST_WAIT_NS = 100_000
 """The longest time for which a helper waits for work without sleeping."""
@@ -43,8 +44,14 @@ class ForkJoin:
     `_LONGEST_WAIT_NS`; it gives up the processor whenever another thread wants it. Without work it sleeps.
     """
 
-    def __init__(self, num_threads: int) -> None:
-        """Runs work on up to `num_threads` threads, including the caller."""
+    def __init__(self, num_threads: int, loader: KernelLoader | None = None) -> None:
+        """Runs work on up to `num_threads` threads, including the caller.
+
+        Args:
+            num_threads: See above.
+            loader: Loads kernels for these threads when calls ask for them; None if only `prepare` does.
+        """
+        self.loader = loader
         self._board = np.zeros((1 + _MOST_JOBS, FIELDS), np.int64)
         self._jobs = list(range(1, len(self._board)))
         """The rows of the board that are free. Appending and popping are atomic."""
@@ -345,10 +352,17 @@ class KernelTable(Generic[KernelsT]):
     declared: Mapping[str, Declared]
     contract: bool = True
 
-    def compile(self, dtype: np.dtype[Any], stop: Callable[[], bool]) -> KernelsT | None:
+    def compile(
+        self, dtype: np.dtype[Any], stop: Callable[[], bool], compiler: KernelCompiler | None = None
+    ) -> KernelsT | None:
         """Compiles the kernels for a dtype, or loads them from the cache; returns None once `stop()`.
 
         The first call imports Numba, which takes half a second.
+
+        Args:
+            dtype: The dtype.
+            stop: See above; asked before each kernel.
+            compiler: Compiles those that are not in the cache; None: this process does.
 
         Raises:
             KernelError: One does not compile for this machine's processor, or needs symbols that the process does not
@@ -358,14 +372,25 @@ class KernelTable(Generic[KernelsT]):
 
         compiled: dict[str, Kernel] = {}
         is_chunked = issubclass(self.kernels, ChunkedKernels)
+
+        def compile_one(function: Kernel, arguments: str, *, is_shared: bool) -> Kernel:
+            types = jit.argument_types(arguments)
+            if compiler is not None and jit.may_be_cached(function, types, is_shared=is_shared):
+                kernel = {"module": function.__module__, "function": function.__name__, "arguments": arguments}
+                try:
+                    compiler.compile({**kernel, "contract": self.contract, "is_shared": is_shared})
+                except EOFError as error:
+                    raise jit.KernelError(f"{function.__name__} does not compile: {error}") from None
+            compile_kernel = jit.compile_shared_kernel if is_shared else jit.compile_kernel
+            return compile_kernel(function, types, contract=self.contract)
+
         if is_chunked:
-            compiled["attend"] = jit.compile_kernel(sharing.attend, jit.argument_types(_ATTEND), contract=self.contract)
-        compile_kernel = jit.compile_shared_kernel if is_chunked else jit.compile_kernel
+            compiled["attend"] = compile_one(sharing.attend, _ATTEND, is_shared=False)
         for name, (function, arguments) in self._functions(dtype):
             if stop():
                 return None
             all_arguments = f"{arguments}, {_COUNTERS}" if is_chunked else arguments
-            compiled[name] = compile_kernel(function, jit.argument_types(all_arguments), contract=self.contract)
+            compiled[name] = compile_one(function, all_arguments, is_shared=is_chunked)
         return self.kernels(**compiled)
 
     def _functions(self, dtype: np.dtype[Any]) -> Iterator[tuple[str, tuple[Kernel, str]]]:
@@ -386,28 +411,59 @@ class PreparedKernels(Generic[KernelsT]):
     One thread prepares them, while others may use those that are ready.
     """
 
-    def __init__(self, *tables: KernelTable[KernelsT]) -> None:
+    def __init__(self, *tables: KernelTable[KernelsT], loader: KernelLoader | None = None) -> None:
+        """Makes tables whose kernels are not ready.
+
+        Args:
+            tables: The tables, whose dtypes differ.
+            loader: Loads the kernels for a dtype when `get` misses them; None if only `prepare` does.
+        """
         self._tables = tables
+        self._loader = loader
         self._ready: dict[np.dtype[Any], KernelsT] = {}
+        self._wanted: set[np.dtype[Any]] = set()
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from the cache; ends early, between two kernels, once `stop()`.
 
         A dtype whose kernels cannot be compiled has none; the log says so in one line.
         """
-        from gradserve_server.devices.host.jit import KernelError
-
         for table in self._tables:
             for dtype in table.types:
-                try:
-                    kernels = table.compile(dtype, stop)
-                except KernelError as error:
-                    _log.warning("no kernels of %s for %s, NumPy computes instead: %s", table.what, dtype, error)
-                    continue
-                if kernels is None:
+                self._wanted.add(dtype)
+                if dtype not in self._ready and not self._load(table, dtype, stop):
                     return
-                self._ready[dtype] = kernels
+
+    def want(self, dtype: np.dtype[Any]) -> None:
+        """Asks the loader for the kernels for a dtype, if there are any, and nobody has asked before."""
+        if self._loader is None or dtype in self._wanted:
+            return
+        for table in self._tables:
+            if dtype in table.types:
+                self._wanted.add(dtype)
+                self._loader.want(f"{table.what} for {dtype}", partial(self._load, table, dtype))
 
     def get(self, dtype: np.dtype[Any]) -> KernelsT | None:
-        """Returns the kernels for a dtype, if they are ready."""
-        return self._ready.get(dtype)
+        """Returns the kernels for a dtype, if they are ready; otherwise asks the loader for them."""
+        ready = self._ready.get(dtype)
+        if ready is None:
+            self.want(dtype)
+        return ready
+
+    def _load(self, table: KernelTable[KernelsT], dtype: np.dtype[Any], stop: Callable[[], bool]) -> bool:
+        """Loads the kernels for a dtype; returns False once `stop()`."""
+        from gradserve_server.devices.host.jit import KernelError
+
+        if dtype in self._ready:
+            return True
+        try:
+            kernels = table.compile(dtype, stop, None if self._loader is None else self._loader.compiler)
+        except KernelError as error:
+            if stop():
+                return False
+            _log.warning("no kernels of %s for %s, NumPy computes instead: %s", table.what, dtype, error)
+            return True
+        if kernels is None:
+            return False
+        self._ready[dtype] = kernels
+        return True

@@ -338,11 +338,15 @@ class Reducer:
         self._parallel = parallel
         self._shared_bytes = shared_bytes
         self._chunk_elements = chunk_elements
-        self._kernels = PreparedKernels(REDUCTION)
+        self._kernels = PreparedKernels(REDUCTION, loader=parallel.loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""
         self._kernels.prepare(stop)
+
+    def want(self, dtype: np.dtype[Any]) -> None:
+        """Asks for the kernels of gradients of a dtype before there are any."""
+        self._kernels.want(dtype)
 
     def scale(self, sources: Sequence[Array], factor: float, outs: Sequence[Array]) -> None:
         """Computes out = source factor for each, in the dtype of `out`.
@@ -438,8 +442,8 @@ class Reducer:
         is_finite = True
         shared: list[Row] = []
         for source, out in rows:
-            has_kernel = self._kernels.get(source.dtype) is not None and is_fit(source) and is_fit(out)
-            if is_large and has_kernel and source.size > self._chunk_elements // _SMALL_PARTS:
+            is_shared = is_large and source.size > self._chunk_elements // _SMALL_PARTS and is_fit(source) and is_fit(out)
+            if is_shared and self._kernels.get(source.dtype) is not None:
                 shared.append((source, out))
             else:
                 np.copyto(out, source)

@@ -73,7 +73,7 @@ class CpuActivation:
     def __init__(self, parallel: ForkJoin, *, chunk_elements: int = _CHUNK_ELEMENTS) -> None:
         self._parallel = parallel
         self._chunk_elements = chunk_elements
-        self._kernels = PreparedKernels(IN_FLOAT32, IN_FLOAT64)
+        self._kernels = PreparedKernels(IN_FLOAT32, IN_FLOAT64, loader=parallel.loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""

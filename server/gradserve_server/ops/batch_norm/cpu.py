@@ -112,7 +112,7 @@ class CpuBatchNorm:
     def __init__(self, device: CpuDevice, parallel: ForkJoin) -> None:
         self._device = device
         self._parallel = parallel
-        self._kernels = PreparedKernels(FUSED_BATCH_NORM)
+        self._kernels = PreparedKernels(FUSED_BATCH_NORM, loader=parallel.loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""

@@ -108,8 +108,8 @@ class CpuGRU:
         self._chunk_elements = chunk_elements
         self._parallel = parallel
         self._products = Products(parallel)
-        self._kernels = PreparedKernels(GRU_BLOCK_CELL)
-        self._conversions = PreparedKernels(CONVERSIONS)
+        self._kernels = PreparedKernels(GRU_BLOCK_CELL, loader=parallel.loader)
+        self._conversions = PreparedKernels(CONVERSIONS, loader=parallel.loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
@@ -231,7 +231,8 @@ class CpuGRU:
     def _kernels_for(self, dtype: np.dtype[Any]) -> Kernels | None:
         """Returns the kernels for a dtype, if all needed ones are ready."""
         is_ready = dtype.itemsize > 2 or self._conversions.get(dtype) is not None
-        return self._kernels.get(widened(dtype)) if is_ready else None
+        kernels = self._kernels.get(widened(dtype))  # in any case, as that asks for them
+        return kernels if is_ready else None
 
     def _widened(self, inputs: CellInputs) -> list[NDArray[Any]]:
         """Returns all inputs, aligned, in the dtype of arithmetic."""

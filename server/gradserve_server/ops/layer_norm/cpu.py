@@ -94,7 +94,7 @@ class CpuLayerNorm:
         self._parallel = parallel
         self._chunk_elements = chunk_elements
         self._min_gradient_groups = min_gradient_groups
-        self._kernels = PreparedKernels(LAYER_NORM)
+        self._kernels = PreparedKernels(LAYER_NORM, loader=parallel.loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""

@@ -113,9 +113,9 @@ class Stepper:
         """Shares steps among the threads of `parallel`, each of which computes `chunk_elements` at a time."""
         self._parallel = parallel
         self._chunk_elements = chunk_elements
-        self._kernels = PreparedKernels(OPTIMIZER_STEPS)
+        self._kernels = PreparedKernels(OPTIMIZER_STEPS, loader=parallel.loader)
         self.packed = PackedAdder(parallel)
-        self.exact = ExactSums()
+        self.exact = ExactSums(parallel.loader)
 
     def run_all(self, pieces: Sequence[Callable[[], object]]) -> None:
         """Calls independent functions on all cores, and returns when all have returned."""

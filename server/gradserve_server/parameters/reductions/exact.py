@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradserve_server.devices.host.kernels import Declared, Kernel, KernelTable, PreparedKernels
+from gradserve_server.devices.host.loading import KernelLoader
 
 Terms: TypeAlias = tuple[float, ...]
 """At least one float; their exact sum is meant. It is infinite if an infinite number or NaN was added."""
@@ -46,8 +47,9 @@ EXACT_SUMS = KernelTable(
 class ExactSums:
     """Adds numbers up: by NumPy, or twelve times as fast by a kernel, once that is prepared. Both find the same."""
 
-    def __init__(self) -> None:
-        self._kernels = PreparedKernels(EXACT_SUMS)
+    def __init__(self, loader: KernelLoader | None = None) -> None:
+        """Has the loader load the kernel when sums ask for it; without one, only `prepare` does."""
+        self._kernels = PreparedKernels(EXACT_SUMS, loader=loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles the kernel, or loads it from a cache, unless `stop()`."""

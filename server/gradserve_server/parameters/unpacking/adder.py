@@ -79,7 +79,7 @@ class PackedAdder:
         """Shares sums among the threads of `parallel`, each of which adds `chunk_elements` at a time."""
         self._parallel = parallel
         self._chunk_elements = chunk_elements
-        self._kernels = PreparedKernels(PACKED_SUMS)
+        self._kernels = PreparedKernels(PACKED_SUMS, loader=parallel.loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles the kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""

@@ -54,8 +54,8 @@ class CpuCudnnRnn:
         self._device = device
         self._parallel = parallel
         self._reserve_key = reserve_key
-        self._kernels = PreparedKernels(CUDNN_RNN)
-        self._lstm_scans = PreparedKernels(LSTM_SCANS)
+        self._kernels = PreparedKernels(CUDNN_RNN, loader=parallel.loader)
+        self._lstm_scans = PreparedKernels(LSTM_SCANS, loader=parallel.loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()`."""
