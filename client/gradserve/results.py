@@ -328,8 +328,8 @@ class ServerInfo:
         version: The version of its gradserve distribution.
         devices: Its devices; at least the CPU.
         device: The name of the device that ops run on.
-        ops_prepared: Whether the kernels of the ops are compiled; before that, calls take longer, and the last digits
-            of their results may differ from those afterwards.
+        ops_prepared: Whether the kernels are loaded that calls have asked for, as an op's first call does; before that,
+            calls take longer, and the last digits of their results may differ from those afterwards.
         limits: The limits by name, as in ServerLimits in the protos; durations in seconds.
         usage: The usage by name, as in ServerUsage in the protos.
         uptime: Seconds since it started.

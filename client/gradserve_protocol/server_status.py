@@ -400,7 +400,7 @@ class ServerStatus:
         incarnation: A random id of this run of the server.
         uptime: Seconds since it started.
         device: The device that ops run on, e.g. "cpu" or "cuda:0".
-        ops_prepared: False while the kernels of the ops are being loaded or compiled.
+        ops_prepared: False while kernels that calls have asked for are being loaded or compiled.
         num_accumulators: How many accumulators there are that were asked for.
         accumulators: The first of them, in the order asked for.
         workers: The workers in the rounds of these and of `parameters`, those for which others wait longest first.

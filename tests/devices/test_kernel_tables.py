@@ -18,6 +18,7 @@ from gradserve_server.devices.host import jit
 from gradserve_server.devices.host.intrinsics import undefined_symbols
 from gradserve_server.devices.host.jit import KernelError, argument_types, compile_kernel
 from gradserve_server.devices.host.kernels import Declared, ForkJoin, Kernel, KernelTable, PreparedKernels
+from gradserve_server.devices.host.loading import KernelCompiler, KernelLoader
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.ops.activation import cpu_loops as loops
 from gradserve_server.ops.registry import make_families
@@ -113,7 +114,9 @@ def test_types_of_arguments(declared: str, expected: Any) -> None:
 class Table(KernelTable[str]):
     """Whose kernels are names."""
 
-    def compile(self, dtype: np.dtype[Any], stop: Callable[[], bool]) -> str | None:
+    def compile(
+        self, dtype: np.dtype[Any], stop: Callable[[], bool], compiler: KernelCompiler | None = None
+    ) -> str | None:
         if dtype == FLOAT64 and self.package == "without float64":
             raise KernelError("it needs more")
         return None if stop() else dtype.name

@@ -12,6 +12,7 @@ from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import InlineCompute
 from gradserve_server.devices.device import CpuDevice, Device
 from gradserve_server.devices.host.kernels import ForkJoin
+from gradserve_server.devices.host.loading import KernelLoader
 from gradserve_server.layers.batch_norm.computation import make_layer_families
 from gradserve_server.layers.batch_norm.config import BatchNormConfig
 from gradserve_server.layers.batch_norm.events import Event
@@ -70,8 +71,8 @@ class LayerBench:
             families=families,
             compute=InlineCompute(),
             memory=Memory(self.memory),
+            loader=KernelLoader(),
         )
-        self.runner.prepare = lambda: None  # type: ignore[method-assign]
         ids = itertools.count(1)
         self.lifetimes = lifetimes or Lifetimes(clock, 60.0)
         self.environment = LayerEnvironment(

@@ -12,6 +12,7 @@ import pytest
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_server.devices.compute import ThreadCompute
 from gradserve_server.devices.device import CpuDevice
+from gradserve_server.devices.host.loading import KernelLoader
 from gradserve_server.errors import ResourceExhaustedError
 from gradserve_server.ops.operation import Op
 from gradserve_server.ops.runner import CheckedCall, OpRunner, check_call
@@ -50,12 +51,14 @@ class Doubling:
 
     may_compute: threading.Event = field(default_factory=threading.Event)
     may_prepare: threading.Event = field(default_factory=threading.Event)
+    preparing: threading.Event = field(default_factory=threading.Event)
     computing: threading.Event = field(default_factory=threading.Event)
     threads: list[int] = field(default_factory=list)
     num_prepared: int = 0
     stopped: bool = False
 
     def prepare(self, stop: Callable[[], bool]) -> None:
+        self.preparing.set()
         while not self.may_prepare.wait(0.01):
             if stop():
                 self.stopped = True
@@ -90,14 +93,16 @@ class World:
     family: Doubling
     memory: Budget
     runner: OpRunner
+    loader: KernelLoader
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     family, memory, compute = Doubling(), Budget(LIMIT, "bytes of tensor memory"), ThreadCompute(2)
     device = CpuDevice(BufferPool(0))
-    runner = OpRunner(device=device, families={"doubling": family}, compute=compute, memory=Memory(memory))
-    yield World(family, memory, runner)
+    loader, families = KernelLoader(), {"doubling": family}
+    runner = OpRunner(device=device, families=families, compute=compute, memory=Memory(memory), loader=loader)
+    yield World(family, memory, runner, loader)
     family.may_compute.set()
     runner.close()
     runner.join()
@@ -174,58 +179,37 @@ async def test_an_error_gives_memory_back(world: World, monkeypatch: pytest.Monk
         assert world.memory.used == 0
 
 
-async def test_the_first_call_starts_the_preparation_and_does_not_wait_for_it(world: World) -> None:
+async def test_a_call_has_what_it_asks_for_loaded_and_does_not_wait_for_it(world: World) -> None:
     def is_prepared() -> bool:
         return world.runner.is_prepared
 
     world.family.may_compute.set()
-    assert not world.runner.is_prepared
+    world.loader.want("doubling", world.family.prepare)
+    assert (world.runner.is_preparing, world.runner.is_prepared) == (False, False)
     await world.runner.run(call_of(3), on_host=True)
     await world.runner.run(call_of(3), on_host=True)
-    assert not world.runner.is_prepared
+    assert (world.runner.is_preparing, world.runner.is_prepared) == (True, False)
     world.family.may_prepare.set()
     await asyncio.to_thread(eventually, is_prepared)
     assert world.family.num_prepared == 1
 
 
+async def test_what_no_call_asks_for_is_loaded_only_with_everything(world: World) -> None:
+    world.family.may_compute.set()
+    world.family.may_prepare.set()
+    await world.runner.run(call_of(3), on_host=True)
+    assert world.runner.is_prepared
+    assert world.family.num_prepared == 0
+    for _ in range(2):
+        world.runner.prepare()
+    await asyncio.to_thread(world.runner.join)
+    assert world.family.num_prepared == 1
+
+
 async def test_closing_breaks_the_preparation_off(world: World) -> None:
     world.runner.prepare()
+    await asyncio.to_thread(world.family.preparing.wait, PATIENCE_SECONDS)
     world.runner.close()
     await asyncio.to_thread(world.runner.join)
     assert world.family.stopped
     assert world.family.num_prepared == 0
-
-
-async def test_a_preparation_that_fails_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(stop: Any) -> None:
-        raise OSError("no compiler")
-
-    world.family.prepare = fail  # type: ignore[method-assign]
-    world.family.may_compute.set()
-    await world.runner.run(call_of(3), on_host=True)
-    await asyncio.to_thread(world.runner.join)
-    assert "preparing the kernels of doubling failed" in caplog.text
-    assert "no compiler" in caplog.text
-    await world.runner.run(call_of(3), on_host=True)
-
-
-async def test_the_log_says_how_far_a_long_preparation_is(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("gradserve_server.ops.runner._SILENT_SECONDS", 0.0)
-    families = {"slow": Doubling(), "next": Doubling()}
-    compute = ThreadCompute(1)
-    runner = OpRunner(
-        device=CpuDevice(BufferPool(0)), families=families, compute=compute, memory=Memory(Budget(LIMIT, "bytes"))
-    )
-    assert (runner.is_preparing, runner.is_prepared) == (False, False)
-    with caplog.at_level("INFO", "gradserve_server.ops.runner"):
-        runner.prepare()
-        assert (runner.is_preparing, runner.is_prepared) == (True, False)
-        for each in families.values():
-            each.may_prepare.set()
-        await asyncio.to_thread(runner.join)
-    assert (runner.is_preparing, runner.is_prepared) == (False, True)
-    said = [each.getMessage() for each in caplog.records]
-    assert any(each.startswith("preparing kernels: 1 of 2 groups are done") and ", next next" in each for each in said)
-    compute.close()

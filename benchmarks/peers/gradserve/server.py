@@ -12,6 +12,7 @@ from typing import Any
 
 import gradserve
 from benchmarks.peers.driver import Setup, run_server
+from gradserve_server.config import RuntimeConfig
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
@@ -40,6 +41,8 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
         command += ["--state-dir", str(setup.scratch / "state")]
     if not setup.options.keys() & {"op", "warm_up"}:  # other cases need no kernels, nor the memory and time for them
         command += ["--warm-up", "false"]
+    elif "warm_up_ops" in RuntimeConfig.model_fields:  # servers of earlier commits always load all kernels
+        command += ["--warm-up-ops", "true"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:
         try:
             address = _wait_for_address(server, address_file)

@@ -1,4 +1,4 @@
-"""`gradserve kernels`: compiles CUDA kernels when the server is installed, so that it starts with all of them."""
+"""`gradserve kernels`: compiles kernels when the server is installed, so that calls find them."""
 
 import time
 from collections.abc import Iterator
@@ -13,23 +13,64 @@ from gradserve_server.commands.wording import steps, tell
 
 @click.group()
 def kernels() -> None:
-    """Compile CUDA kernels in advance."""
+    """Compile kernels in advance."""
 
 
 @kernels.command("compile")
 @click.option(
     "--architectures",
-    required=True,
     metavar="LIST",
-    help="the kinds of GPU, with commas: sm_80 is an A100, sm_90 an H100, sm_100 a B200",
+    help="kinds of GPU, with commas: sm_80 is an A100, sm_90 an H100, sm_100 a B200 (default: the CPU of this machine)",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="the folder (default: the one into which servers of this installation look)",
+    help="with --architectures: the folder (default: the one into which servers of this installation look)",
 )
-def compile_command(architectures: str, output: Path | None) -> None:
-    """Compile all CUDA kernels for some kinds of GPU. There need not be one; a kind takes about a minute."""
+def compile_command(architectures: str | None, output: Path | None) -> None:
+    """Compile all kernels, for this machine's CPU or for some kinds of GPU.
+
+    Those of the CPU take a minute or two, and are kept in the cache of this user's servers. Otherwise a server compiles
+    each when a call needs it for the first time. Those of a GPU take a minute for each kind; there need not be one.
+    """
+    if architectures is None:
+        if output is not None:
+            raise click.UsageError("--output needs --architectures: the folder of the CPU's kernels is NUMBA_CACHE_DIR")
+        _compile_for_cpu()
+    else:
+        _compile_for_gpus(architectures, output)
+
+
+def _compile_for_cpu() -> None:
+    """Compiles the kernels of all host families into the cache.
+
+    Raises:
+        click.ClickException: Nothing can be kept.
+    """
+    from gradserve_protocol.memory.pool import BufferPool
+    from gradserve_server.devices.device import CpuDevice
+    from gradserve_server.devices.host.jit import cache_folder
+    from gradserve_server.devices.host.kernels import ForkJoin
+    from gradserve_server.devices.host.reduction import Reducer
+    from gradserve_server.ops.registry import make_families
+    from gradserve_server.parameters.optimizers.stepping import Stepper
+
+    if cache_folder() is None:
+        raise click.ClickException("kernels can be kept nowhere; name a folder that can be written in NUMBA_CACHE_DIR")
+    started, parallel = time.perf_counter(), ForkJoin(1)
+    families = {
+        "sums": Reducer(parallel),
+        "steps of optimizers": Stepper(parallel),
+        **make_families(CpuDevice(BufferPool(0)), parallel),
+    }
+    with steps("CPU", len(families)) as next_step:
+        for family in families.values():
+            family.prepare(lambda: False)
+            next_step()
+    tell(f"CPU: {len(families)} groups of kernels, {time.perf_counter() - started:.0f} s")
+
+
+def _compile_for_gpus(architectures: str, output: Path | None) -> None:
     try:
         from cupy_backends.cuda.libs import nvrtc
     except ImportError as error:

@@ -386,7 +386,9 @@ class RuntimeConfig(Concern):
     ] = "cpu"
     warm_up: Annotated[
         bool,
-        Field(description="load or compile the kernels of float32 sums at the start; others follow when calls need them"),
+        Field(
+            description="load or compile the kernels of float32 sums at the start; others follow when calls need them"
+        ),
         Expected("true or false"),
     ] = True
     warm_up_ops: Annotated[

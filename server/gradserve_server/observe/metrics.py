@@ -85,7 +85,7 @@ class _Server(Collector):
             yield from _disk_families(figures.disk)
         yield GaugeMetricFamily(
             "gradserve_kernels_ready",
-            "0 while the kernels of the ops are being loaded or compiled, otherwise 1.",
+            "0 while kernels are being loaded or compiled, as calls have asked for them, otherwise 1.",
             float(figures.ops_prepared),
         )
 

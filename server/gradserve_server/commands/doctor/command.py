@@ -94,19 +94,16 @@ def check_extras() -> Iterator[Observation]:
 
 def check_kernels() -> Iterator[Observation]:
     """Looks for compiled kernels."""
-    from numba.core.caching import FunctionCache
-
     from gradserve_server.devices.cuda.programs import INSTALLED
-    from gradserve_server.devices.host.kernels import flat
+    from gradserve_server.devices.host.jit import cache_folder
 
-    try:
-        folder = Path(FunctionCache(flat).cache_path)  # type: ignore[no-untyped-call]
-    except RuntimeError:
+    folder = cache_folder()
+    if folder is None:
         cure = "export NUMBA_CACHE_DIR=FOLDER, with one that can be written"
-        yield warning("kernels for the CPU are compiled at each start of a server: nowhere can they be kept", cure)
+        yield warning("each server compiles the kernels for the CPU that its calls need: nowhere can they be kept", cure)
     else:
         number = len(list(folder.glob("*.nbc")))
-        state = f"{number} kernels" if number else "no kernels, so the first server to start compiles them"
+        state = f"{number} kernels" if number else "no kernels, so a server compiles each at the first call that needs it"
         yield ok(f"compiled for the CPU: {state}, in {folder}")
     if Path("/dev/nvidiactl").exists() and not INSTALLED.is_dir():
         yield warning(

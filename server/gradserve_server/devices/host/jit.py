@@ -103,7 +103,7 @@ def compile_declared(module: str, function: str, arguments: str, *, contract: bo
     compiled(getattr(importlib.import_module(module), function), argument_types(arguments), contract=contract)
 
 
-def may_be_cached(function: Callable[..., None], argument_types: tuple[Any, ...], *, is_shared: bool) -> bool:
+def misses_cache(function: Callable[..., None], argument_types: tuple[Any, ...], *, is_shared: bool) -> bool:
     """Returns True if a kernel is not in the cache on disk, and could be."""
     if is_shared:
         argument_types = (*_BOARD_AND_JOB, *argument_types)
@@ -112,6 +112,14 @@ def may_be_cached(function: Callable[..., None], argument_types: tuple[Any, ...]
         return not cache.has(numba.void(*argument_types))
     except (RuntimeError, OSError):
         return False
+
+
+def cache_folder() -> Path | None:
+    """Returns the folder on disk that keeps kernels of this package; None if none can be written."""
+    try:
+        return Path(_Cache(argument_types).cache_path)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
 
 
 def argument_types(declared: str) -> tuple[Any, ...]:

@@ -375,7 +375,7 @@ class KernelTable(Generic[KernelsT]):
 
         def compile_one(function: Kernel, arguments: str, *, is_shared: bool) -> Kernel:
             types = jit.argument_types(arguments)
-            if compiler is not None and jit.may_be_cached(function, types, is_shared=is_shared):
+            if compiler is not None and jit.misses_cache(function, types, is_shared=is_shared):
                 kernel = {"module": function.__module__, "function": function.__name__, "arguments": arguments}
                 try:
                     compiler.compile({**kernel, "contract": self.contract, "is_shared": is_shared})

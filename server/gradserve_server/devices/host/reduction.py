@@ -442,7 +442,9 @@ class Reducer:
         is_finite = True
         shared: list[Row] = []
         for source, out in rows:
-            is_shared = is_large and source.size > self._chunk_elements // _SMALL_PARTS and is_fit(source) and is_fit(out)
+            is_shared = (
+                is_large and source.size > self._chunk_elements // _SMALL_PARTS and is_fit(source) and is_fit(out)
+            )
             if is_shared and self._kernels.get(source.dtype) is not None:
                 shared.append((source, out))
             else:
