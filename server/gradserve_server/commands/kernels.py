@@ -52,19 +52,17 @@ def _compile_for_cpu() -> None:
     from gradserve_server.devices.host.jit import cache_folder
     from gradserve_server.devices.host.kernels import ForkJoin
     from gradserve_server.devices.host.reduction import Reducer
+    from gradserve_server.ops.operation import Family
     from gradserve_server.ops.registry import make_families
     from gradserve_server.parameters.optimizers.stepping import Stepper
 
     if cache_folder() is None:
         raise click.ClickException("kernels can be kept nowhere; name a folder that can be written in NUMBA_CACHE_DIR")
     started, parallel = time.perf_counter(), ForkJoin(1)
-    families = {
-        "sums": Reducer(parallel),
-        "steps of optimizers": Stepper(parallel),
-        **make_families(CpuDevice(BufferPool(0)), parallel),
-    }
+    families: list[Family] = [Reducer(parallel), Stepper(parallel)]
+    families += make_families(CpuDevice(BufferPool(0)), parallel).values()
     with steps("CPU", len(families)) as next_step:
-        for family in families.values():
+        for family in families:
             family.prepare(lambda: False)
             next_step()
     tell(f"CPU: {len(families)} groups of kernels, {time.perf_counter() - started:.0f} s")

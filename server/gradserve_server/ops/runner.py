@@ -169,7 +169,7 @@ class OpRunner:
     """Runs ops on one device. Used on one event loop.
 
     Kernels are loaded beside the calls, from the first call on at the latest. Until they are ready, calls may take
-    longer. On the host, a call asks for those that it needs; those of a GPU, which calls would wait for, are all loaded.
+    longer. On the host, a call asks for those that it needs; of a GPU, where calls would wait for them, all are loaded.
     """
 
     def __init__(

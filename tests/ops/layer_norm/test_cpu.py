@@ -33,6 +33,8 @@ SIZES = [
     (7, 1024),
     (5, 3001),  # several blocks
     (1100, 64),  # several chunks
+    (1, 70_001),  # parts of groups
+    (40, 2100),  # parts of groups in the gradient alone
     (0, 5),
     (4, 0),
     (0, 0),
@@ -84,15 +86,44 @@ def test_calls_are_right_before_all_is_prepared(parallel: ForkJoin, dtype: Any, 
 
 
 @by_dtype
-def test_any_number_of_threads_gives_the_same_bits(family: CpuLayerNorm, dtype: Any) -> None:
+@pytest.mark.parametrize(("groups", "size"), [(2111, 70), (1, 200_000), (3, 70_001), (40, 5000)])
+def test_any_number_of_threads_gives_the_same_bits(family: CpuLayerNorm, groups: int, size: int, dtype: Any) -> None:
     results = set()
     for num_threads in (1, 2, 5):
         threads = ForkJoin(num_threads)
         own = unprepared(threads)
-        own._kernels = family._kernels
-        results.add(check_calls(own, 2111, 70, dtype))
+        own._kernels, own._part_kernels = family._kernels, family._part_kernels
+        results.add(check_calls(own, groups, size, dtype))
         threads.close()
     assert len(results) == 1
+
+
+class Recorder(ForkJoin):
+    """Notes how many threads could do each piece of work."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.num_parts: list[int] = []
+
+    def run_shared(self, *arguments: Any) -> None:
+        self.num_parts.append(arguments[-1])
+        super().run_shared(*arguments)
+
+
+@pytest.mark.parametrize(("groups", "size"), [(1, 200_000), (40, 5000)])
+def test_few_long_groups_are_shared_once_the_kernels_for_that_are_ready(
+    family: CpuLayerNorm, groups: int, size: int
+) -> None:
+    """Until then, the kernels of whole groups compute them, if these are ready."""
+    recorder = Recorder()
+    own = unprepared(recorder)
+    own._kernels = family._kernels
+    check_calls(own, groups, size, np.float32)
+    assert min(recorder.num_parts) <= 2
+    recorder.num_parts.clear()
+    own._part_kernels = family._part_kernels
+    check_calls(own, groups, size, np.float32)
+    assert min(recorder.num_parts) >= 5
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 100])

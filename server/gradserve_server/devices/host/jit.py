@@ -19,7 +19,6 @@ from numba.core.codegen import JITCodeLibrary
 from gradserve_server.devices.host import sharing
 from gradserve_server.devices.host.intrinsics import undefined_symbols
 
-
 _BOARD_AND_JOB = (types.Array(types.int64, 2, "C"), types.int64)
 """The types of the first arguments of shared kernels."""
 
@@ -191,7 +190,7 @@ class _Cache(FunctionCache):
     def has(self, signature: Any) -> bool:
         """Returns whether there is code for a signature, for this processor."""
         key = self._index_key(signature, registry.cpu_target.target_context.codegen())
-        return key in self._cache_file._load_index()
+        return key in self._cache_file._load_index()  # type: ignore[no-untyped-call]
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         digest = hashlib.sha256()

@@ -73,6 +73,18 @@ def load_lanes(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
+def write_lanes(typing_context: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """Sets the elements from array[index] on to a vector's numbers. The kernel may also read them."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature, args)
+        builder.store(args[2], builder.bitcast(address, args[2].type.as_pointer()), align=element_align(array))
+        return context.get_dummy_value()
+
+    return types.void(array, index, lanes), generate
+
+
+@intrinsic
 def in_all_lanes(typing_context: Any, number: Any) -> Any:
     """Returns a vector with a float32 or float64 in every place."""
     lanes = Lanes(number)

@@ -33,7 +33,7 @@ _READY, _DONE = "ready", "done"
 """The lines that the compiling process writes: at its start, and after each kernel."""
 
 Stop: TypeAlias = Callable[[], bool]
-Load: TypeAlias = Callable[[Stop], None]
+Load: TypeAlias = Callable[[Stop], object]
 """Loads some kernels; ends early, between two of them, once `stop()`."""
 
 

@@ -61,6 +61,47 @@ LAYER_NORM = KernelTable(
 )
 
 
+@dataclass(frozen=True)
+class PartKernels(ChunkedKernels):
+    """The kernels for one T that cut long groups into parts; see the functions of the same names."""
+
+    moments_of_parts: Kernel
+    normalize_parts: Kernel
+    sums_of_parts: Kernel
+    gradient_of_parts: Kernel
+
+
+LONG_GROUPS = KernelTable(
+    what="LayerNorm of long groups",
+    package=__package__,
+    kernels=PartKernels,
+    types=LAYER_NORM.types,
+    declared={
+        "moments_of_parts": Declared(
+            "cpu_loops.moments_of_parts", "const {T}[], float64, int64, float64[3], float64[], {U}[], {U}[]"
+        ),
+        "normalize_parts": Declared(
+            "cpu_loops.normalize_parts",
+            "const {T}[], const {U}[], const {U}[], const float64[], const {U}[], int64, {T}[]",
+        ),
+        "sums_of_parts": Declared(
+            "cpu_loops.sums_of_parts",
+            "const {T}[], const {T}[], const {U}[], const {U}[], const {U}[], int64, float64[3], float64[2]",
+        ),
+        "gradient_of_parts": Declared(
+            "cpu_loops.gradient_of_parts",
+            "const {T}[], const {T}[], const {U}[], const {U}[], const {U}[], const float64[2], int64, "
+            "{T}[], {U}[], {U}[]",
+        ),
+    },
+)
+
+_FEW_GROUPS = 16
+"""Of fewer groups than this, long ones are cut into parts."""
+
+BLOCK_ELEMENTS = 1024
+"""Parts consist of whole blocks of `moments.BLOCK_ELEMENTS`, which only kernels import."""
+
 _CHUNK_ELEMENTS = 1 << 15
 """About ten microseconds of work: for less, no other thread is woken up."""
 
@@ -95,10 +136,12 @@ class CpuLayerNorm:
         self._chunk_elements = chunk_elements
         self._min_gradient_groups = min_gradient_groups
         self._kernels = PreparedKernels(LAYER_NORM, loader=parallel.loader)
+        self._part_kernels = PreparedKernels(LONG_GROUPS, loader=parallel.loader)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Compiles all kernels, or loads them from a cache; ends early, between two kernels, once `stop()` is true."""
         self._kernels.prepare(stop)
+        self._part_kernels.prepare(stop)
 
     def forward(self, inputs: ForwardInputs, attributes: ForwardAttributes, geometry: Geometry) -> ForwardOutputs:
         """Computes LayerNorm."""
@@ -121,6 +164,13 @@ class CpuLayerNorm:
     ) -> ForwardOutputs:
         y = self._device.empty(inputs.x.shape, inputs.x.dtype)
         mean, rstd = (self._device.empty(geometry.stats_shape, inputs.scale.dtype) for _ in range(2))
+        part_elements = _whole_blocks(self._chunk_elements)
+        if geometry.groups < _FEW_GROUPS and geometry.size > part_elements:
+            parts = self._part_kernels.get(inputs.x.dtype)
+            if parts is not None:
+                outputs = ForwardOutputs(y, mean, rstd)
+                self._run_forward_parts(parts, inputs, attributes, geometry, part_elements, outputs)
+                return outputs
         chunk_groups = max(self._chunk_elements // geometry.size, 1)
         arrays = (flat(inputs.x), flat(inputs.scale), flat(inputs.offset))
         arguments = (*arrays, attributes.epsilon, chunk_groups, flat(mean), flat(rstd), flat(y))
@@ -132,8 +182,55 @@ class CpuLayerNorm:
         scale_backprop, offset_backprop = (self._device.empty(inputs.scale.shape, inputs.scale.dtype) for _ in range(2))
         chunk_groups = max(self._chunk_elements // geometry.size, self._min_gradient_groups)
         num_chunks = -(-geometry.groups // chunk_groups)
+        part_elements = _whole_blocks(self._chunk_elements // geometry.groups)
+        if -(-geometry.size // part_elements) > num_chunks:
+            parts = self._part_kernels.get(inputs.x.dtype)
+            if parts is not None:
+                outputs = GradOutputs(x_backprop, scale_backprop, offset_backprop)
+                self._run_gradient_parts(parts, inputs, geometry, part_elements, outputs)
+                return outputs
         partial = np.empty((num_chunks, 2, geometry.size))
         arrays = [flat(each) for each in (inputs.y_backprop, inputs.x, inputs.scale, inputs.mean, inputs.rstd)]
-        outputs = [flat(each) for each in (x_backprop, scale_backprop, offset_backprop)]
-        kernels.run(self._parallel, kernels.gradient, (*arrays, chunk_groups, partial, *outputs), num_chunks)
+        results = [flat(each) for each in (x_backprop, scale_backprop, offset_backprop)]
+        kernels.run(self._parallel, kernels.gradient, (*arrays, chunk_groups, partial, *results), num_chunks)
         return GradOutputs(x_backprop, scale_backprop, offset_backprop)
+
+    def _run_forward_parts(
+        self,
+        kernels: PartKernels,
+        inputs: ForwardInputs,
+        attributes: ForwardAttributes,
+        geometry: Geometry,
+        part_elements: int,
+        outputs: ForwardOutputs,
+    ) -> None:
+        num_parts = -(-geometry.size // part_elements)
+        x, scale, offset = (flat(each) for each in (inputs.x, inputs.scale, inputs.offset))
+        y, mean, rstd = (flat(each) for each in (outputs.y, outputs.mean, outputs.rstd))
+        partial, wide_mean = np.empty((geometry.groups, num_parts, 2)), np.empty(geometry.groups)
+        num_chunks = geometry.groups * num_parts
+        moments = (x, attributes.epsilon, part_elements, partial, wide_mean, mean, rstd)
+        kernels.run(self._parallel, kernels.moments_of_parts, moments, num_chunks)
+        normalizing = (x, scale, offset, wide_mean, rstd, part_elements, y)
+        kernels.run(self._parallel, kernels.normalize_parts, normalizing, num_chunks)
+
+    def _run_gradient_parts(
+        self,
+        kernels: PartKernels,
+        inputs: GradInputs,
+        geometry: Geometry,
+        part_elements: int,
+        outputs: GradOutputs,
+    ) -> None:
+        num_parts = -(-geometry.size // part_elements)
+        arrays = [flat(each) for each in (inputs.y_backprop, inputs.x, inputs.scale, inputs.mean, inputs.rstd)]
+        results = [flat(each) for each in (outputs.x_backprop, outputs.scale_backprop, outputs.offset_backprop)]
+        partial, means = np.empty((geometry.groups, num_parts, 2)), np.empty((geometry.groups, 2))
+        sums = (*arrays, part_elements, partial, means)
+        kernels.run(self._parallel, kernels.sums_of_parts, sums, geometry.groups * num_parts)
+        kernels.run(self._parallel, kernels.gradient_of_parts, (*arrays, means, part_elements, *results), num_parts)
+
+
+def _whole_blocks(num_elements: int) -> int:
+    """Returns the number of elements of a part, about as many as asked for."""
+    return max(num_elements // BLOCK_ELEMENTS, 1) * BLOCK_ELEMENTS

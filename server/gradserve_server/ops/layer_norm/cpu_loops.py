@@ -24,9 +24,6 @@ def forward(
 ) -> None:
     """Normalizes each group.
 
-    Moments of blocks are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-    computing sample variances", 1979.
-
     Args:
         x: T [groups, size], flat.
         scale: U [size].
@@ -44,23 +41,46 @@ def forward(
     while chunk < num_chunks:
         for group in range(chunk * chunk_groups, min((chunk + 1) * chunk_groups, groups)):
             first = group * size
-            group_mean, squares = 0.0, 0.0
-            for before in range(0, size, BLOCK_ELEMENTS):
-                count = min(BLOCK_ELEMENTS, size - before)
-                block_mean, block_squares = moments_of_block(x, first + before, count, True)
-                weight = count / (before + count)
-                delta = block_mean - group_mean
-                group_mean = merged_mean(group_mean, block_mean, weight)
-                squares += block_squares + weight * before * delta * delta
-            m, r = widen(x, group_mean), widen(x, 1 / np.sqrt(squares / size + epsilon))
-            # The rounding error of the mean matters if the deviations are small compared to it.
-            rest = widen(x, group_mean - m)
-            for index in range(size):
-                normalized = (load(x, first + index) - m - rest) * r
-                store(y, first + index, normalized * load(scale, index) + load(offset, index))
-            mean[group], rstd[group] = m, r
+            group_mean, squares = _moments(x, first, size)
+            r = widen(x, 1 / np.sqrt(squares / size + epsilon))
+            _normalize(x, scale, offset, group_mean, r, first, 0, size, y)
+            mean[group], rstd[group] = widen(x, group_mean), r
         count_up(counters, DONE)
         chunk = count_up(counters, _TAKEN)
+
+
+@register_jitable(fastmath={"contract"})
+def _moments(x: Any, first: Any, size: Any) -> Any:
+    """Returns the mean of x[first : first + size], and the sum of squared differences from it, both float64."""
+    mean, squares = 0.0, 0.0
+    for before in range(0, size, BLOCK_ELEMENTS):
+        count = min(BLOCK_ELEMENTS, size - before)
+        block_mean, block_squares = moments_of_block(x, first + before, count, True)
+        mean, squares = _merged(mean, squares, before, block_mean, block_squares, count)
+    return mean, squares
+
+
+@register_jitable(**INLINED)
+def _merged(mean: Any, squares: Any, count: Any, other_mean: Any, other_squares: Any, other_count: Any) -> Any:
+    """Returns the moments of two groups of numbers.
+
+    As in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    """
+    weight = other_count / (count + other_count)
+    delta = other_mean - mean
+    merged = squares + (other_squares + weight * count * delta * delta)
+    return merged_mean(mean, other_mean, weight), merged
+
+
+@register_jitable(fastmath={"contract"})
+def _normalize(x: Any, scale: Any, offset: Any, mean: Any, rstd: Any, first: Any, begin: Any, end: Any, y: Any) -> None:
+    """Normalizes the elements from `begin` to `end` of a group, whose first one is x[first]; `mean` is float64."""
+    m = widen(x, mean)
+    # The rounding error of the mean matters if the deviations are small compared to it.
+    rest = widen(x, mean - m)
+    for index in range(begin, end):
+        normalized = (load(x, first + index) - m - rest) * rstd
+        store(y, first + index, normalized * load(scale, index) + load(offset, index))
 
 
 _TAKEN, _FINISHED = 1, 2
@@ -132,22 +152,48 @@ def _gradient_of_group(
 ) -> None:
     """Computes dx of a group, and adds the group's terms to the sums for scale and offset."""
     size = len(scale)
+    total, dot = _sums(dy, x, scale, mean, rstd, first, 0, size)
+    g, n = widen(x, total / size), widen(x, dot / size)
+    _gradient_between(dy, x, scale, mean, rstd, g, n, first, 0, size, dots, totals, dx)
+
+
+@register_jitable(fastmath={"contract"})
+def _sums(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, first: Any, begin: Any, end: Any) -> Any:
+    """Returns the sums of g and of g n over the elements from `begin` to `end` of a group, both float64."""
     total, dot = 0.0, 0.0
-    for start in range(0, size, BLOCK_ELEMENTS):
+    for start in range(begin, end, BLOCK_ELEMENTS):
         block_total, block_dot = _sums_of_block(
-            dy, x, scale, mean, rstd, first + start, start, min(BLOCK_ELEMENTS, size - start)
+            dy, x, scale, mean, rstd, first + start, start, min(BLOCK_ELEMENTS, end - start)
         )
         total += block_total
         dot += block_dot
-    mean_of_g = widen(x, total / size)
-    mean_of_g_n = widen(x, dot / size)
-    for index in range(size):
+    return total, dot
+
+
+@register_jitable(fastmath={"contract"})
+def _gradient_between(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    rstd: Any,
+    mean_of_g: Any,
+    mean_of_g_n: Any,
+    first: Any,
+    begin: Any,
+    end: Any,
+    dots: Any,
+    totals: Any,
+    dx: Any,
+) -> None:
+    """Computes dx for the elements from `begin` to `end` of a group, and adds their terms to `dots` and `totals`."""
+    for index in range(begin, end):
         gradient, n = load(dy, first + index), (load(x, first + index) - mean) * rstd
         store(dx, first + index, (gradient * load(scale, index) - mean_of_g - n * mean_of_g_n) * rstd)
-    for index in range(size):
+    for index in range(begin, end):
         gradient, n = load(dy, first + index), (load(x, first + index) - mean) * rstd
-        store_at(0, dots, index, read(dots, index) + gradient * n)
-        store_at(1, totals, index, read(totals, index) + gradient)
+        store_at(0, dots, index - begin, read(dots, index - begin) + gradient * n)
+        store_at(1, totals, index - begin, read(totals, index - begin) + gradient)
 
 
 @register_jitable(**INLINED)
@@ -198,3 +244,186 @@ def _sums_of_block(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, first: Any
             total += g
             dot += g * ((load(x, first + index) - mean) * rstd)
     return total, dot
+
+
+def moments_of_parts(
+    x: Any,
+    epsilon: Any,
+    part_elements: Any,
+    partial: Any,
+    wide_mean: Any,
+    mean: Any,
+    rstd: Any,
+    counters: Any,
+) -> None:
+    """Computes the moments of a few long groups, in parts of groups.
+
+    The thread that finishes the last part merges the moments of all, in the order of the parts.
+
+    Args:
+        x: T [groups, size], flat.
+        epsilon: float64.
+        part_elements: The number of elements in a part, a multiple of BLOCK_ELEMENTS.
+        partial: float64 [groups, parts, 2]: the moments of parts.
+        wide_mean: float64 [groups]: a result.
+        mean: U [groups]: a result.
+        rstd: U [groups]: a result.
+        counters: int64 [3], zeros.
+    """
+    groups, parts = partial.shape[0], partial.shape[1]
+    size, num_chunks = len(x) // groups, groups * parts
+    chunk = count_up(counters, _TAKEN)
+    while chunk < num_chunks:
+        group, part = chunk // parts, chunk % parts
+        begin = part * part_elements
+        part_mean, squares = _moments(x, group * size + begin, min(part_elements, size - begin))
+        partial[group, part, 0], partial[group, part, 1] = part_mean, squares
+        if count_up(counters, _FINISHED) == num_chunks - 1:
+            for each in range(groups):
+                group_mean, group_squares = 0.0, 0.0
+                for other in range(parts):
+                    before = other * part_elements
+                    group_mean, group_squares = _merged(
+                        group_mean,
+                        group_squares,
+                        before,
+                        partial[each, other, 0],
+                        partial[each, other, 1],
+                        min(part_elements, size - before),
+                    )
+                wide_mean[each], mean[each] = group_mean, widen(x, group_mean)
+                rstd[each] = widen(x, 1 / np.sqrt(group_squares / size + epsilon))
+        count_up(counters, DONE)
+        chunk = count_up(counters, _TAKEN)
+
+
+def normalize_parts(
+    x: Any,
+    scale: Any,
+    offset: Any,
+    wide_mean: Any,
+    rstd: Any,
+    part_elements: Any,
+    y: Any,
+    counters: Any,
+) -> None:
+    """Normalizes parts of a few long groups, whose moments are known.
+
+    Args:
+        x: T [groups, size], flat.
+        scale: U [size].
+        offset: U [size].
+        wide_mean: float64 [groups].
+        rstd: U [groups].
+        part_elements: The number of elements in a part.
+        y: T [groups, size], flat: the result.
+        counters: int64 [2], zeros.
+    """
+    size, groups = len(scale), len(rstd)
+    parts = -(-size // part_elements)
+    chunk = count_up(counters, _TAKEN)
+    while chunk < groups * parts:
+        group, part = chunk // parts, chunk % parts
+        begin, end = part * part_elements, min((part + 1) * part_elements, size)
+        _normalize(x, scale, offset, wide_mean[group], load(rstd, group), group * size, begin, end, y)
+        count_up(counters, DONE)
+        chunk = count_up(counters, _TAKEN)
+
+
+def sums_of_parts(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    rstd: Any,
+    part_elements: Any,
+    partial: Any,
+    means: Any,
+    counters: Any,
+) -> None:
+    """Computes the means of g and of g n of a few long groups, in parts of groups.
+
+    The thread that finishes the last part adds up the sums of all, in the order of the parts.
+
+    Args:
+        dy: T [groups, size], flat.
+        x: T [groups, size], flat.
+        scale: U [size].
+        mean: U [groups].
+        rstd: U [groups].
+        part_elements: The number of elements in a part, a multiple of BLOCK_ELEMENTS.
+        partial: float64 [groups, parts, 2]: the sums of parts.
+        means: float64 [groups, 2]: the result.
+        counters: int64 [3], zeros.
+    """
+    groups, parts = partial.shape[0], partial.shape[1]
+    size, num_chunks = len(scale), groups * parts
+    chunk = count_up(counters, _TAKEN)
+    while chunk < num_chunks:
+        group, part = chunk // parts, chunk % parts
+        begin, end = part * part_elements, min((part + 1) * part_elements, size)
+        partial[group, part, 0], partial[group, part, 1] = _sums(
+            dy, x, scale, load(mean, group), load(rstd, group), group * size, begin, end
+        )
+        if count_up(counters, _FINISHED) == num_chunks - 1:
+            for each in range(groups):
+                total, dot = 0.0, 0.0
+                for other in range(parts):
+                    total += partial[each, other, 0]
+                    dot += partial[each, other, 1]
+                means[each, 0], means[each, 1] = total / size, dot / size
+        count_up(counters, DONE)
+        chunk = count_up(counters, _TAKEN)
+
+
+def gradient_of_parts(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    rstd: Any,
+    means: Any,
+    part_elements: Any,
+    dx: Any,
+    dscale: Any,
+    doffset: Any,
+    counters: Any,
+) -> None:
+    """Computes the gradients for parts of a few long groups, each part for all groups.
+
+    Args:
+        dy: T [groups, size], flat.
+        x: T [groups, size], flat.
+        scale: U [size].
+        mean: U [groups].
+        rstd: U [groups].
+        means: float64 [groups, 2]: the means of g and of g n.
+        part_elements: The number of elements in a part.
+        dx: T [groups, size], flat: the result.
+        dscale: U [size]: the result.
+        doffset: U [size]: the result.
+        counters: int64 [2], zeros.
+    """
+    size, groups = len(scale), len(mean)
+    parts = -(-size // part_elements)
+    block_dots, block_totals = np.empty(BLOCK_ELEMENTS, scale.dtype), np.empty(BLOCK_ELEMENTS, scale.dtype)
+    dots, totals = np.empty(BLOCK_ELEMENTS), np.empty(BLOCK_ELEMENTS)
+    chunk = count_up(counters, _TAKEN)
+    while chunk < parts:
+        part_end = min((chunk + 1) * part_elements, size)
+        for begin in range(chunk * part_elements, part_end, BLOCK_ELEMENTS):
+            end = min(begin + BLOCK_ELEMENTS, part_end)
+            dots[:], totals[:] = 0, 0
+            for block_first in range(0, groups, _BLOCK_GROUPS):
+                block_dots[:], block_totals[:] = 0, 0
+                for group in range(block_first, min(block_first + _BLOCK_GROUPS, groups)):
+                    m, r, first = load(mean, group), load(rstd, group), group * size
+                    g, n = widen(x, means[group, 0]), widen(x, means[group, 1])
+                    _gradient_between(dy, x, scale, m, r, g, n, first, begin, end, block_dots, block_totals, dx)
+                for index in range(end - begin):
+                    dots[index] += block_dots[index]
+                    totals[index] += block_totals[index]
+            for index in range(end - begin):
+                dscale[begin + index], doffset[begin + index] = dots[index], totals[index]
+        count_up(counters, DONE)
+        chunk = count_up(counters, _TAKEN)

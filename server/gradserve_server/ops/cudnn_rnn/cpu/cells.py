@@ -1,7 +1,7 @@
 """The steps of CudnnRNN's cells on the host: the table of their kernels, and NumPy until these are compiled."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,10 @@ class Kernels:
 
 @dataclass(frozen=True)
 class LstmScans(ChunkedKernels):
-    """The forward scan of an lstm for one U."""
+    """The scans of an lstm for one U."""
 
     forward: Kernel
+    backward: Kernel
 
 
 _PLACE, _SIZES = "int64, int64, int64, int64", "bool, int64, int64"
@@ -99,6 +100,10 @@ LSTM_SCANS = KernelTable(
         "forward": Declared(
             "lstm_loops.lstm_scan_forward", ", ".join((_SCAN, _MADE, _READ, _MADE, _MADE, _MADE, _POSITION))
         ),
+        "backward": Declared(
+            "lstm_loops.lstm_scan_backward",
+            ", ".join(("int64, int64", _SCAN, _READ, _READ, _READ, _POSITION, _MADE, _MADE, _MADE)),
+        ),
     },
 )
 
@@ -137,23 +142,44 @@ class KernelCells:
         return True
 
     def scan_backward(self, scan: BackwardScan) -> bool:
-        """Does all steps, including the products, if the batch is small; returns whether it did.
-
-        Also for an lstm in one thread: a part of a step would need columns of R, and reading some of them takes almost
-        as long as reading whole rows.
-        """
+        """Does all steps, including the products, if the batch is small; returns whether it did."""
         if not _pays(scan):
             return False
-        _all_steps(self._kernels.backward(scan.geometry.mode), scan, _backward_arrays(scan))
+        if scan.geometry.mode is Mode.LSTM:
+            self._scan_lstm_back(scan)
+        else:
+            _all_steps(self._kernels.backward(scan.geometry.mode), scan, _backward_arrays(scan))
         return True
 
     def _scan_lstm(self, scan: ForwardScan) -> None:
         geometry, weights = scan.geometry, scan.weights.reshape(-1)
-        part_units = -(-_PART_WEIGHTS // (len(scan.weights) * _PART_UNITS)) * _PART_UNITS
+        part_units = _part_units(geometry)
         num_parts = -(-geometry.units // part_units)
         taken = np.zeros(geometry.steps * num_parts, np.int64)
         arguments = (part_units, taken, *_sizes(geometry), weights, *_forward_arrays(scan))
         self._lstm_scans.run(self._parallel, self._lstm_scans.forward, arguments, num_parts)
+
+    def _scan_lstm_back(self, scan: BackwardScan) -> None:
+        """Does the steps with the columns of R for each part in a row: among all columns, reading them takes longer."""
+        geometry, units = scan.geometry, scan.geometry.units
+        part_units = min(_part_units(geometry), -(-units // _PART_UNITS) * _PART_UNITS)
+        num_parts = -(-units // part_units)
+        weights = np.zeros((num_parts, len(scan.weights), part_units), scan.weights.dtype)
+        for part, columns in enumerate(weights):
+            of_part = scan.weights[:, part * part_units : (part + 1) * part_units]
+            columns[:, : of_part.shape[1]] = of_part
+        incoming = np.zeros((2, geometry.batch, num_parts * part_units), weights.dtype)
+        incoming[:, :, :units] = scan.incoming
+        arrays = _backward_arrays(replace(scan, incoming=incoming))
+        taken = np.zeros(geometry.steps * num_parts, np.int64)
+        arguments = (part_units, taken, *_sizes(geometry), weights.reshape(-1), *arrays)
+        for begin, end in _stretches(scan):
+            self._lstm_scans.run(self._parallel, self._lstm_scans.backward, (begin, end - begin, *arguments), num_parts)
+
+
+def _part_units(geometry: Geometry) -> int:
+    """Returns the number of units of a part of a step."""
+    return -(-_PART_WEIGHTS // (4 * geometry.units * _PART_UNITS)) * _PART_UNITS
 
 
 def _pays(scan: ForwardScan | BackwardScan) -> bool:
