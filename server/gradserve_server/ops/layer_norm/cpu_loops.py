@@ -49,7 +49,7 @@ def forward(
         chunk = count_up(counters, _TAKEN)
 
 
-@register_jitable(fastmath={"contract"})
+@register_jitable(**INLINED)
 def _moments(x: Any, first: Any, size: Any) -> Any:
     """Returns the mean of x[first : first + size], and the sum of squared differences from it, both float64."""
     mean, squares = 0.0, 0.0
@@ -72,7 +72,7 @@ def _merged(mean: Any, squares: Any, count: Any, other_mean: Any, other_squares:
     return merged_mean(mean, other_mean, weight), merged
 
 
-@register_jitable(fastmath={"contract"})
+@register_jitable(**INLINED)
 def _normalize(x: Any, scale: Any, offset: Any, mean: Any, rstd: Any, first: Any, begin: Any, end: Any, y: Any) -> None:
     """Normalizes the elements from `begin` to `end` of a group, whose first one is x[first]; `mean` is float64."""
     m = widen(x, mean)
@@ -146,7 +146,7 @@ def gradient(
         chunk = count_up(counters, _TAKEN)
 
 
-@register_jitable(fastmath={"contract"})
+@register_jitable(**INLINED)
 def _gradient_of_group(
     dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, first: Any, dots: Any, totals: Any, dx: Any
 ) -> None:
@@ -157,7 +157,7 @@ def _gradient_of_group(
     _gradient_between(dy, x, scale, mean, rstd, g, n, first, 0, size, dots, totals, dx)
 
 
-@register_jitable(fastmath={"contract"})
+@register_jitable(**INLINED)
 def _sums(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, first: Any, begin: Any, end: Any) -> Any:
     """Returns the sums of g and of g n over the elements from `begin` to `end` of a group, both float64."""
     total, dot = 0.0, 0.0
@@ -170,7 +170,7 @@ def _sums(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, first: Any, begin: 
     return total, dot
 
 
-@register_jitable(fastmath={"contract"})
+@register_jitable(**INLINED)
 def _gradient_between(
     dy: Any,
     x: Any,
