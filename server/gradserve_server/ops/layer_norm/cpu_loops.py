@@ -190,8 +190,6 @@ def _gradient_between(
     for index in range(begin, end):
         gradient, n = load(dy, first + index), (load(x, first + index) - mean) * rstd
         store(dx, first + index, (gradient * load(scale, index) - mean_of_g - n * mean_of_g_n) * rstd)
-    for index in range(begin, end):
-        gradient, n = load(dy, first + index), (load(x, first + index) - mean) * rstd
         store_at(0, dots, index - begin, read(dots, index - begin) + gradient * n)
         store_at(1, totals, index - begin, read(totals, index - begin) + gradient)
 
