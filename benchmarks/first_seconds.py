@@ -1,10 +1,10 @@
 """Measures what starts cost: an import, a health check, a server until it serves, and its first minute.
 
-    python -m benchmarks.first_seconds            prints the figures, and writes them to benchmarks/results/first_seconds
+    python -m benchmarks.first_seconds              prints the figures, and writes them to benchmarks/results
     python -m benchmarks.first_seconds --times 20   takes the least of more runs
 
-Processor time, of a process and those that it started: it hardly depends on what else runs on the machine, and the least
-of several runs least of all. Each also has the time by the clock.
+Processor time, of a process and those that it started: it hardly depends on what else runs on the machine, and the
+least of several runs least of all. Each also has the time by the clock.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from benchmarks.peers.driver import Setup
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
-SHAPES = ((8192, 768), (512, 768), (2048, 4096), (65536, 64))
-"""The groups of each shape, and their elements: from transformers, and short groups."""
+SHAPES = ((8192, 768), (512, 768), (2048, 4096), (65536, 64), (1, 1 << 22))
+"""The groups of each shape, and their elements: from transformers, short groups, and a long one."""
 EPSILON = 1e-5
 _TOLERANCE = 1e-4
 

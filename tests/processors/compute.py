@@ -23,7 +23,7 @@ from gradserve_server.devices.host.kernels import ForkJoin, PreparedKernels, fla
 from gradserve_server.ops.activation.cpu import IN_FLOAT32, CpuActivation
 from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM, CpuBatchNorm
 from gradserve_server.ops.gru.cpu import CONVERSIONS
-from gradserve_server.ops.layer_norm.cpu import LAYER_NORM, CpuLayerNorm
+from gradserve_server.ops.layer_norm.cpu import LAYER_NORM, LONG_GROUPS, CpuLayerNorm
 from gradserve_server.parameters.optimizers.stepping import OPTIMIZER_STEPS, Stepper
 from gradserve_server.parameters.unpacking.adder import PACKED_SUMS, Addition, PackedAdder
 from gradserve_server.tensors.spec import BFLOAT16, FLOAT16, FLOAT32
@@ -43,8 +43,10 @@ def digest_of_norms() -> str:
     assert batch_norm._kernels.get(FLOAT32) is not None
     layer_norm = CpuLayerNorm(CpuDevice(BufferPool(1 << 26)), ForkJoin(1))
     layer_norm._kernels = PreparedKernels(replace(LAYER_NORM, types={FLOAT32: LAYER_NORM.types[FLOAT32]}))
+    layer_norm._part_kernels = PreparedKernels(replace(LONG_GROUPS, types={FLOAT32: LONG_GROUPS.types[FLOAT32]}))
     layer_norm.prepare(lambda: False)
     assert layer_norm._kernels.get(FLOAT32) is not None
+    assert layer_norm._part_kernels.get(FLOAT32) is not None
     digest = hashlib.sha256()
     for name in HARD:
         for data_format in ("NHWC", "NCHW"):

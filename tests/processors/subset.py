@@ -11,7 +11,7 @@ from gradserve_server.ops.activation.cpu import IN_FLOAT32, IN_FLOAT64
 from gradserve_server.ops.batch_norm.cpu import FUSED_BATCH_NORM
 from gradserve_server.ops.cudnn_rnn.cpu.cells import CUDNN_RNN, LSTM_SCANS
 from gradserve_server.ops.gru.cpu import CONVERSIONS, GRU_BLOCK_CELL
-from gradserve_server.ops.layer_norm.cpu import LAYER_NORM
+from gradserve_server.ops.layer_norm.cpu import LAYER_NORM, LONG_GROUPS
 from gradserve_server.parameters.optimizers.stepping import OPTIMIZER_STEPS
 from gradserve_server.parameters.reductions.exact import EXACT_SUMS
 from gradserve_server.parameters.unpacking.adder import PACKED_SUMS
@@ -41,6 +41,7 @@ def prepare(*, everything: bool = False) -> Iterator[str]:
         ("CudnnRNN", CUDNN_RNN, wide),
         ("CudnnRNN's lstm", LSTM_SCANS, wide),
         ("LayerNorm", LAYER_NORM, (BFLOAT16, *wide)),
+        ("LayerNorm of long groups", LONG_GROUPS, (FLOAT16, BFLOAT16, *wide)),
         ("sums", REDUCTION, (BFLOAT16, *wide)),
         ("packed sums", PACKED_SUMS, wide[1:]),
         ("exact sums", EXACT_SUMS, wide[1:]),

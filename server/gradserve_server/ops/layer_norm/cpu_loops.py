@@ -52,8 +52,8 @@ def forward(
 @register_jitable(**INLINED)
 def _moments(x: Any, first: Any, size: Any) -> Any:
     """Returns the mean of x[first : first + size], and the sum of squared differences from it, both float64."""
-    mean, squares = 0.0, 0.0
-    for before in range(0, size, BLOCK_ELEMENTS):
+    mean, squares = moments_of_block(x, first, min(BLOCK_ELEMENTS, size), True)
+    for before in range(BLOCK_ELEMENTS, size, BLOCK_ELEMENTS):
         count = min(BLOCK_ELEMENTS, size - before)
         block_mean, block_squares = moments_of_block(x, first + before, count, True)
         mean, squares = _merged(mean, squares, before, block_mean, block_squares, count)
