@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class Start:
-    """What one start takes.
+    """The time and the memory of a start.
 
     Attributes:
         what: What is started.

@@ -97,7 +97,7 @@ LONG_GROUPS = KernelTable(
 )
 
 _FEW_GROUPS = 16
-"""Of fewer groups than this, long ones are cut into parts."""
+"""The least number of groups of which long ones are not cut into parts, as there are enough for all threads."""
 
 BLOCK_ELEMENTS = 1024
 """Parts consist of whole blocks of `moments.BLOCK_ELEMENTS`, which only kernels import."""
