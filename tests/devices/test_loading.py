@@ -11,7 +11,7 @@ import pytest
 
 from gradserve_server.devices.host import jit
 from gradserve_server.devices.host.kernels import Declared, Kernel, KernelTable, PreparedKernels
-from gradserve_server.devices.host.loading import KernelCompiler, KernelLoader
+from gradserve_server.devices.host.loading import _NICENESS, KernelCompiler, KernelLoader
 from gradserve_server.tensors.spec import FLOAT32, FLOAT64
 from tests.devices.compiled_elsewhere import DEED, NOTE
 from tests.servers.polling import eventually
@@ -41,8 +41,10 @@ def loader() -> Iterator[KernelLoader]:
 
 
 @pytest.fixture
-def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """The file in which the compiling process says that it is there; its cache is empty, and so is this process's."""
+    if "niceness" not in request.fixturenames:
+        monkeypatch.setattr("gradserve_server.devices.host.loading._NICENESS", 0)  # tests wait for it
     cache = str(tmp_path / "cache")
     monkeypatch.setenv("NUMBA_CACHE_DIR", cache)
     monkeypatch.setattr(numba.config, "CACHE_DIR", cache)
@@ -153,8 +155,14 @@ def test_a_closed_loader_begins_nothing(loader: KernelLoader) -> None:
 # --- The process that compiles
 
 
-def test_what_the_cache_lacks_is_compiled_by_a_process_that_takes_what_others_leave(
-    loader: KernelLoader, note: Path, compiled_here: list[str]
+@pytest.fixture
+def niceness() -> int:
+    """The niceness that servers use."""
+    return _NICENESS
+
+
+def test_what_the_cache_lacks_is_compiled_by_a_process_of_low_priority(
+    loader: KernelLoader, note: Path, compiled_here: list[str], niceness: int
 ) -> None:
     prepared = PreparedKernels(table(), loader=loader)
     loader.begin()
@@ -163,8 +171,8 @@ def test_what_the_cache_lacks_is_compiled_by_a_process_that_takes_what_others_le
     loader.join()
     assert compiled_here == []
     assert all(prepared.get(dtype) is not None for dtype in (FLOAT32, FLOAT64))
-    niceness, process = note.read_text().split()[:2]
-    assert int(niceness) == 19
+    own, process = note.read_text().split()[:2]
+    assert int(own) == niceness == 10
     assert not Path(f"/proc/{process}").exists(), "it ends when all is compiled"
 
 

@@ -1,77 +1,78 @@
 """What a server compiles: the kernels of sums at its start, those of an op when it is called, and nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import gradserve
-from gradserve.testing import ServerProcess
+from gradserve.testing import LocalServer, ServerProcess
 from gradserve_server.commands.cli import cli
+from gradserve_server.devices.host import jit
+from gradserve_server.devices.host.kernels import KernelTable
+from gradserve_server.devices.host.loading import KernelCompiler
 from gradserve_server.devices.host.reduction import REDUCTION
+from gradserve_server.ops.activation.cpu import IN_FLOAT64
 from gradserve_server.ops.layer_norm.cpu import LAYER_NORM
+from gradserve_server.parameters.optimizers.stepping import OPTIMIZER_STEPS
 from tests.servers.polling import eventually
 
 
-def functions(table: object) -> set[str]:
+def functions(table: KernelTable[Any]) -> set[str]:
     """Returns the functions of a table's kernels, "module.function"."""
-    return {each.function for each in table.declared.values()}  # type: ignore[attr-defined]
+    return {each.function for each in table.declared.values()}
 
 
 SUMS = {*functions(REDUCTION), "sharing.attend"}
 
 
-class Cache:
-    """A folder for compiled kernels, which is empty at first."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def kernels(self) -> set[str]:
-        """Returns the functions that were compiled, "module.function"."""
-        return {".".join(each.name.split("-")[0].rsplit(".", 2)[-2:]) for each in self.folder.rglob("*.nbi")}
-
-    def num_variants(self) -> int:
-        """Returns the number of compiled kernels, one for each function and dtype."""
-        return len(list(self.folder.rglob("*.nbc")))
-
-
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
-    return Cache(folder)
+def compiled(monkeypatch: pytest.MonkeyPatch, _compiled_kernels: None) -> list[str]:
+    """The kernels that servers of this process have compiled, "module.function": it behaves as if it had none.
+
+    Then it loads them, as if they had been compiled.
+    """
+    kernels: list[str] = []
+
+    def record(_compiler: KernelCompiler, kernel: Mapping[str, Any]) -> bool:
+        kernels.append(f"{kernel['module'].rpartition('.')[2]}.{kernel['function']}")
+        return True
+
+    monkeypatch.setattr(KernelCompiler, "compile", record)
+    monkeypatch.setattr(jit, "misses_cache", lambda *_arguments, **_options: True)
+    return kernels
 
 
-@pytest.fixture
-def server(tmp_path: Path, cache: Cache) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path, "--warm-up", "true") as server:
-        yield server
-
-
-def test_a_server_compiles_what_is_called_and_no_more(server: ServerProcess, cache: Cache) -> None:
-    with gradserve.connect(server.address) as client:
+def test_a_server_compiles_what_is_called_and_no_more(compiled: list[str]) -> None:
+    with LocalServer(warm_up=True) as server, gradserve.connect(server.address) as client:
         eventually(lambda: client.server_info().ops_prepared)
-        assert cache.kernels() == SUMS
-        assert cache.num_variants() == len(SUMS), "of float32 alone"
+        assert sorted(compiled) == sorted(SUMS), "of float32 alone"
 
+        compiled.clear()
         x, scale = np.ones((4, 8), np.float32), np.ones(8, np.float32)
         before = client.raw_ops.LayerNorm(x=x, scale=scale, offset=scale)
         eventually(lambda: client.server_info().ops_prepared)
-        assert cache.kernels() == SUMS | functions(LAYER_NORM)
-        assert cache.num_variants() == len(SUMS) + len(LAYER_NORM.declared)
+        assert set(compiled) - {"sharing.attend"} == functions(LAYER_NORM)
+        assert len(compiled) == 1 + len(LAYER_NORM.declared), "of float32 alone"
         np.testing.assert_allclose(client.raw_ops.LayerNorm(x=x, scale=scale, offset=scale).y, before.y, rtol=1e-6)
-    assert server.log.count("kernels prepared") == 2
 
 
-def test_an_idle_server_without_a_warm_up_compiles_nothing(tmp_path: Path, cache: Cache) -> None:
+def test_a_server_that_is_told_so_compiles_everything(compiled: list[str]) -> None:
+    with LocalServer(warm_up_ops=True) as server, gradserve.connect(server.address) as client:
+        eventually(lambda: client.server_info().ops_prepared)
+        assert {*SUMS, *functions(LAYER_NORM), *functions(OPTIMIZER_STEPS), *functions(IN_FLOAT64)} < set(compiled)
+
+
+def test_an_idle_server_without_a_warm_up_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     with ServerProcess(tmp_path, "--warm-up", "false") as server, gradserve.connect(server.address) as client:
         assert not client.server_info().ops_prepared
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
         assert "llvmlite" not in maps
-    assert cache.kernels() == set()
+    assert not (tmp_path / "cache").exists()
 
 
 def test_kernels_that_can_be_kept_nowhere_are_not_compiled_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:

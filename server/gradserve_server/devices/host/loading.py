@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 _SILENT_SECONDS = 5.0
 """The least time between two lines of the log about the progress."""
 
-_LOWEST_PRIORITY = 19
-"""The niceness of the compiling process: it takes what others leave."""
+_NICENESS = 10
+"""The niceness of the compiling process: a tenth of what each busy process gets, so that it ends on busy machines."""
 
 _READY, _DONE = "ready", "done"
 """The lines that the compiling process writes: at its start, and after each kernel."""
@@ -184,7 +184,7 @@ class KernelCompiler:
                 return self._process
             try:
                 self._process = process = subprocess.Popen(
-                    [sys.executable, "-m", __name__],
+                    [sys.executable, "-m", __name__, str(_NICENESS)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -202,8 +202,11 @@ class KernelCompiler:
 
 
 def main() -> None:
-    """Compiles each kernel that a line of the input names, and says so; ends with the input."""
-    os.nice(_LOWEST_PRIORITY)
+    """Compiles each kernel that a line of the input names, and says so; ends with the input.
+
+    The first argument is the niceness.
+    """
+    os.nice(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server, which ends this process
         signal.signal(number, signal.SIG_IGN)
     jit = importlib.import_module("gradserve_server.devices.host.jit")
