@@ -1,6 +1,7 @@
 """Kernels are loaded when calls ask for them; what the cache lacks is compiled by a process of low priority."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +41,15 @@ def loader() -> Iterator[KernelLoader]:
     made.join()
 
 
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiling process has the priority of the tests, which wait for it."""
+    monkeypatch.setattr("gradserve_server.devices.host.loading._NICENESS", 0)
+
+
 @pytest.fixture
-def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file in which the compiling process says that it is there; its cache is empty, and so is this process's."""
-    if "niceness" not in request.fixturenames:
-        monkeypatch.setattr("gradserve_server.devices.host.loading._NICENESS", 0)  # tests wait for it
     cache = str(tmp_path / "cache")
     monkeypatch.setenv("NUMBA_CACHE_DIR", cache)
     monkeypatch.setattr(numba.config, "CACHE_DIR", cache)
@@ -155,15 +160,10 @@ def test_a_closed_loader_begins_nothing(loader: KernelLoader) -> None:
 # --- The process that compiles
 
 
-@pytest.fixture
-def niceness() -> int:
-    """The niceness that servers use."""
-    return _NICENESS
-
-
 def test_what_the_cache_lacks_is_compiled_by_a_process_of_low_priority(
-    loader: KernelLoader, note: Path, compiled_here: list[str], niceness: int
+    loader: KernelLoader, note: Path, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gradserve_server.devices.host.loading._NICENESS", _NICENESS)
     prepared = PreparedKernels(table(), loader=loader)
     loader.begin()
     for dtype in (FLOAT32, FLOAT64):
@@ -172,7 +172,7 @@ def test_what_the_cache_lacks_is_compiled_by_a_process_of_low_priority(
     assert compiled_here == []
     assert all(prepared.get(dtype) is not None for dtype in (FLOAT32, FLOAT64))
     own, process = note.read_text().split()[:2]
-    assert int(own) == niceness == 10
+    assert int(own) == os.nice(0) + _NICENESS
     assert not Path(f"/proc/{process}").exists(), "it ends when all is compiled"
 
 

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import gradserve
-from gradserve.testing import LocalServer, ServerProcess
+from gradserve.testing import ServerProcess
 from gradserve_server.commands.cli import cli
+from gradserve_server.config import RuntimeConfig, ServerConfig
 from gradserve_server.devices.host import jit
 from gradserve_server.devices.host.kernels import KernelTable
 from gradserve_server.devices.host.loading import KernelCompiler
@@ -18,6 +19,7 @@ from gradserve_server.devices.host.reduction import REDUCTION
 from gradserve_server.ops.activation.cpu import IN_FLOAT64
 from gradserve_server.ops.layer_norm.cpu import LAYER_NORM
 from gradserve_server.parameters.optimizers.stepping import OPTIMIZER_STEPS
+from gradserve_testing import LocalServer
 from tests.servers.polling import eventually
 
 
@@ -47,7 +49,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch, _compiled_kernels: None) -> list[s
 
 
 def test_a_server_compiles_what_is_called_and_no_more(compiled: list[str]) -> None:
-    with LocalServer(warm_up=True) as server, gradserve.connect(server.address) as client:
+    config = ServerConfig(runtime=RuntimeConfig(device="cpu", warm_up=True))
+    with LocalServer(config) as server, gradserve.connect(server.address) as client:
         eventually(lambda: client.server_info().ops_prepared)
         assert sorted(compiled) == sorted(SUMS), "of float32 alone"
 
@@ -61,7 +64,8 @@ def test_a_server_compiles_what_is_called_and_no_more(compiled: list[str]) -> No
 
 
 def test_a_server_that_is_told_so_compiles_everything(compiled: list[str]) -> None:
-    with LocalServer(warm_up_ops=True) as server, gradserve.connect(server.address) as client:
+    config = ServerConfig(runtime=RuntimeConfig(device="cpu", warm_up_ops=True))
+    with LocalServer(config) as server, gradserve.connect(server.address) as client:
         eventually(lambda: client.server_info().ops_prepared)
         assert {*SUMS, *functions(LAYER_NORM), *functions(OPTIMIZER_STEPS), *functions(IN_FLOAT64)} < set(compiled)
 
