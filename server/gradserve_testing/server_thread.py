@@ -272,7 +272,7 @@ class ServerThread:
 
         Args:
             **settings: The settings of `gradserve serve`, by their names in the TOML file: `max_bytes="64MiB"`,
-                `state_dir=tmp_path`. Kernels are loaded from the first op on, unless `warm_up=True` or `warm_up_ops=True`.
+                `state_dir=tmp_path`. Kernels are loaded from the first op on, unless `warm_up=True`.
                 There is no HTTP port, unless `http_listen="auto"`.
 
         Raises:
