@@ -25,6 +25,8 @@ from tests.servers.connecting import connect_with, without_retries
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.raw_calls import RawCalls
 
+pytestmark = pytest.mark.usefixtures("_prepared_ops")  # so that equal calls give equal bits
+
 T = TypeVar("T")
 
 MANY = ["x"] * 65_536

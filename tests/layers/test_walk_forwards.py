@@ -9,6 +9,8 @@ from gradserve import TensorHandle
 from tests.layers.small_batch import AXES, DY, LARGE, NORMALIZED, X, close
 from tests.servers.polling import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.usefixtures("_prepared_ops")  # so that equal calls give equal bits
+
 
 def test_very_many_forwards_are_named_in_several_requests(client: gradserve.Client) -> None:
     bn = client.batch_norm()

@@ -43,6 +43,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "client/test_restarts.py",
         "commands/test_completion.py",
         "devices/test_cancellation.py",
+        "devices/test_loading.py",
         "floods/test_connections.py",
         "floods/test_http.py",
         "links/test_long_links.py",

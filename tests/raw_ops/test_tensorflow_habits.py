@@ -11,6 +11,8 @@ import gradserve.aio
 from gradserve.ops import OPS
 from gradserve.ops.declaration import Attribute, Required
 
+pytestmark = pytest.mark.usefixtures("_prepared_ops")  # so that equal calls give equal bits
+
 X = np.arange(24, dtype=np.float32).reshape(2, 2, 3, 2)
 CHANNELS = np.ones(2, np.float32)
 BATCH_NORM: dict[str, Any] = {"x": X, "scale": CHANNELS, "offset": CHANNELS, "mean": [], "variance": []}

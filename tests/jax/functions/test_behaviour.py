@@ -13,6 +13,8 @@ import gradserve
 from gradserve.jax import functions
 from tests.jax.functions import mathematics
 
+pytestmark = pytest.mark.usefixtures("_prepared_ops")  # so that equal calls give equal bits
+
 # Made by NumPy: JAX would compile a program for each, in every process that collects these tests.
 X, SCALE, OFFSET = map(jnp.asarray, (np.arange(12.0).reshape(3, 4) ** 2, np.arange(1.0, 5.0), np.ones(4)))
 IMAGES, MOMENTS = jnp.asarray(np.arange(24.0).reshape(2, 2, 2, 3)), jnp.asarray(np.arange(1.0, 4.0))

@@ -15,6 +15,8 @@ from gradserve import TensorHandle
 from tests.golden.cudnn_rnn import Case, assert_output, assert_outputs, load_cases
 from tests.servers.polling import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.usefixtures("_prepared_ops")  # so that equal calls give equal bits
+
 CASES = load_cases()
 PLAIN = next(
     case
