@@ -25,7 +25,7 @@ def comparisons() -> list[Comparison]:
 
 
 def _compare(mode: str, batch: int) -> Comparison:
-    options = {"mode": mode, "batch": batch, "num_threads": os.cpu_count()}
+    options = {"mode": mode, "batch": batch, "num_threads": len(os.sched_getaffinity(0))}
 
     def contestant(label: str, environment: Environment, worker: str) -> Contestant:
         return Contestant(label, environment, worker=f"benchmarks.peers.{worker}.cudnn_rnn", options=options)

@@ -25,7 +25,7 @@ def comparisons() -> list[Comparison]:
 
 
 def _compare(op: str, shape: tuple[int, int]) -> Comparison:
-    options = {"op": op, "shape": shape, "num_threads": os.cpu_count()}
+    options = {"op": op, "shape": shape, "num_threads": len(os.sched_getaffinity(0))}
 
     def kernel(label: str, environment: Environment, worker: str) -> Contestant:
         return Contestant(label, environment, worker=f"benchmarks.peers.{worker}.layer_norm", options=options)
