@@ -100,10 +100,10 @@ def check_kernels() -> Iterator[Observation]:
     folder = cache_folder()
     if folder is None:
         cure = "export NUMBA_CACHE_DIR=FOLDER, with one that can be written"
-        yield warning("each server compiles the kernels for the CPU that its calls need: nowhere can they be kept", cure)
+        yield warning("each server compiles the kernels that its calls need anew: nowhere can they be kept", cure)
     else:
         number = len(list(folder.glob("*.nbc")))
-        state = f"{number} kernels" if number else "no kernels, so a server compiles each at the first call that needs it"
+        state = f"{number} kernels" if number else "no kernels, so a server compiles those that its first calls need"
         yield ok(f"compiled for the CPU: {state}, in {folder}")
     if Path("/dev/nvidiactl").exists() and not INSTALLED.is_dir():
         yield warning(
