@@ -349,7 +349,9 @@ def call_with_arrays(
     if reply is not NOT_CARRIED:
         return reply
     while True:
-        uploaded = yield from upload(header_of(arrays, None, device), arrays, progress)
+        header = header_of(arrays, None, device)
+        header.for_next_call = released
+        uploaded = yield from upload(header, arrays, progress)
         message = request(uploaded)
         renew_receipt(message)  # that of an earlier attempt may be void
         try:

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from gradserve_protocol.v1 import tensor_pb2 as gradserve_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradserve/v1/tensor_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19gradserve/v1/tensor.proto\"^\n\x11PutTensorsRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.gradserve.v1.PutTensorsHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x88\x01\n\x10PutTensorsHeader\x12)\n\x07tensors\x18\x01 \x03(\x0b\x32\x18.gradserve.v1.TensorSpec\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0f\n\x07receipt\x18\x04 \x01(\x0c\";\n\x12PutTensorsResponse\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.gradserve.v1.Tensor\"5\n\x11GetTensorsRequest\x12\x0f\n\x07handles\x18\x01 \x03(\t\x12\x0f\n\x07release\x18\x02 \x01(\x08\"_\n\x12GetTensorsResponse\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.gradserve.v1.GetTensorsHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"=\n\x10GetTensorsHeader\x12)\n\x07tensors\x18\x01 \x03(\x0b\x32\x18.gradserve.v1.TensorSpec\"\x87\x01\n\x13StoreTensorsRequest\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.gradserve.v1.Tensor\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0f\n\x07receipt\x18\x04 \x01(\x0c\"=\n\x14StoreTensorsResponse\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.gradserve.v1.Tensor\"Z\n\x12ReadTensorsRequest\x12\x0f\n\x07handles\x18\x01 \x03(\t\x12\x0f\n\x07release\x18\x02 \x01(\x08\x12\"\n\x04into\x18\x03 \x03(\x0b\x32\x14.gradserve.v1.Tensor\"<\n\x13ReadTensorsResponse\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.gradserve.v1.Tensor\"9\n\x14\x44\x65leteTensorsRequest\x12\x0f\n\x07handles\x18\x01 \x03(\t\x12\x10\n\x08receipts\x18\x02 \x03(\x0c\",\n\x15\x44\x65leteTensorsResponse\x12\x13\n\x0bnum_deleted\x18\x01 \x01(\x03\";\n\x12ListTensorsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x13ListTensorsResponse\x12+\n\x07tensors\x18\x01 \x03(\x0b\x32\x1a.gradserve.v1.StoredTensor\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8d\x01\n\x0cStoredTensor\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.gradserve.v1.TensorSpec\x12\x11\n\tnum_bytes\x18\x03 \x01(\x03\x12\x32\n\x0flease_remaining\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradserve/v1/tensor_messages.proto\x12\x0cgradserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19gradserve/v1/tensor.proto\"^\n\x11PutTensorsRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.gradserve.v1.PutTensorsHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x9f\x01\n\x10PutTensorsHeader\x12)\n\x07tensors\x18\x01 \x03(\x0b\x32\x18.gradserve.v1.TensorSpec\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0f\n\x07receipt\x18\x04 \x01(\x0c\x12\x15\n\rfor_next_call\x18\x05 \x01(\x08\";\n\x12PutTensorsResponse\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.gradserve.v1.Tensor\"5\n\x11GetTensorsRequest\x12\x0f\n\x07handles\x18\x01 \x03(\t\x12\x0f\n\x07release\x18\x02 \x01(\x08\"_\n\x12GetTensorsResponse\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.gradserve.v1.GetTensorsHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"=\n\x10GetTensorsHeader\x12)\n\x07tensors\x18\x01 \x03(\x0b\x32\x18.gradserve.v1.TensorSpec\"\x87\x01\n\x13StoreTensorsRequest\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.gradserve.v1.Tensor\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0f\n\x07receipt\x18\x04 \x01(\x0c\"=\n\x14StoreTensorsResponse\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.gradserve.v1.Tensor\"Z\n\x12ReadTensorsRequest\x12\x0f\n\x07handles\x18\x01 \x03(\t\x12\x0f\n\x07release\x18\x02 \x01(\x08\x12\"\n\x04into\x18\x03 \x03(\x0b\x32\x14.gradserve.v1.Tensor\"<\n\x13ReadTensorsResponse\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.gradserve.v1.Tensor\"9\n\x14\x44\x65leteTensorsRequest\x12\x0f\n\x07handles\x18\x01 \x03(\t\x12\x10\n\x08receipts\x18\x02 \x03(\x0c\",\n\x15\x44\x65leteTensorsResponse\x12\x13\n\x0bnum_deleted\x18\x01 \x01(\x03\";\n\x12ListTensorsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x13ListTensorsResponse\x12+\n\x07tensors\x18\x01 \x03(\x0b\x32\x1a.gradserve.v1.StoredTensor\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8d\x01\n\x0cStoredTensor\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.gradserve.v1.TensorSpec\x12\x11\n\tnum_bytes\x18\x03 \x01(\x03\x12\x32\n\x0flease_remaining\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTTENSORSREQUEST']._serialized_start=111
   _globals['_PUTTENSORSREQUEST']._serialized_end=205
   _globals['_PUTTENSORSHEADER']._serialized_start=208
-  _globals['_PUTTENSORSHEADER']._serialized_end=344
-  _globals['_PUTTENSORSRESPONSE']._serialized_start=346
-  _globals['_PUTTENSORSRESPONSE']._serialized_end=405
-  _globals['_GETTENSORSREQUEST']._serialized_start=407
-  _globals['_GETTENSORSREQUEST']._serialized_end=460
-  _globals['_GETTENSORSRESPONSE']._serialized_start=462
-  _globals['_GETTENSORSRESPONSE']._serialized_end=557
-  _globals['_GETTENSORSHEADER']._serialized_start=559
-  _globals['_GETTENSORSHEADER']._serialized_end=620
-  _globals['_STORETENSORSREQUEST']._serialized_start=623
-  _globals['_STORETENSORSREQUEST']._serialized_end=758
-  _globals['_STORETENSORSRESPONSE']._serialized_start=760
-  _globals['_STORETENSORSRESPONSE']._serialized_end=821
-  _globals['_READTENSORSREQUEST']._serialized_start=823
-  _globals['_READTENSORSREQUEST']._serialized_end=913
-  _globals['_READTENSORSRESPONSE']._serialized_start=915
-  _globals['_READTENSORSRESPONSE']._serialized_end=975
-  _globals['_DELETETENSORSREQUEST']._serialized_start=977
-  _globals['_DELETETENSORSREQUEST']._serialized_end=1034
-  _globals['_DELETETENSORSRESPONSE']._serialized_start=1036
-  _globals['_DELETETENSORSRESPONSE']._serialized_end=1080
-  _globals['_LISTTENSORSREQUEST']._serialized_start=1082
-  _globals['_LISTTENSORSREQUEST']._serialized_end=1141
-  _globals['_LISTTENSORSRESPONSE']._serialized_start=1143
-  _globals['_LISTTENSORSRESPONSE']._serialized_end=1234
-  _globals['_STOREDTENSOR']._serialized_start=1237
-  _globals['_STOREDTENSOR']._serialized_end=1378
+  _globals['_PUTTENSORSHEADER']._serialized_end=367
+  _globals['_PUTTENSORSRESPONSE']._serialized_start=369
+  _globals['_PUTTENSORSRESPONSE']._serialized_end=428
+  _globals['_GETTENSORSREQUEST']._serialized_start=430
+  _globals['_GETTENSORSREQUEST']._serialized_end=483
+  _globals['_GETTENSORSRESPONSE']._serialized_start=485
+  _globals['_GETTENSORSRESPONSE']._serialized_end=580
+  _globals['_GETTENSORSHEADER']._serialized_start=582
+  _globals['_GETTENSORSHEADER']._serialized_end=643
+  _globals['_STORETENSORSREQUEST']._serialized_start=646
+  _globals['_STORETENSORSREQUEST']._serialized_end=781
+  _globals['_STORETENSORSRESPONSE']._serialized_start=783
+  _globals['_STORETENSORSRESPONSE']._serialized_end=844
+  _globals['_READTENSORSREQUEST']._serialized_start=846
+  _globals['_READTENSORSREQUEST']._serialized_end=936
+  _globals['_READTENSORSRESPONSE']._serialized_start=938
+  _globals['_READTENSORSRESPONSE']._serialized_end=998
+  _globals['_DELETETENSORSREQUEST']._serialized_start=1000
+  _globals['_DELETETENSORSREQUEST']._serialized_end=1057
+  _globals['_DELETETENSORSRESPONSE']._serialized_start=1059
+  _globals['_DELETETENSORSRESPONSE']._serialized_end=1103
+  _globals['_LISTTENSORSREQUEST']._serialized_start=1105
+  _globals['_LISTTENSORSREQUEST']._serialized_end=1164
+  _globals['_LISTTENSORSRESPONSE']._serialized_start=1166
+  _globals['_LISTTENSORSRESPONSE']._serialized_end=1257
+  _globals['_STOREDTENSOR']._serialized_start=1260
+  _globals['_STOREDTENSOR']._serialized_end=1401
 # @@protoc_insertion_point(module_scope)

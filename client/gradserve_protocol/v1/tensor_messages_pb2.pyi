@@ -19,16 +19,18 @@ class PutTensorsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PutTensorsHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class PutTensorsHeader(_message.Message):
-    __slots__ = ("tensors", "lease", "device", "receipt")
+    __slots__ = ("tensors", "lease", "device", "receipt", "for_next_call")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    FOR_NEXT_CALL_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorSpec]
     lease: _duration_pb2.Duration
     device: str
     receipt: bytes
-    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., receipt: _Optional[bytes] = ...) -> None: ...
+    for_next_call: bool
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorSpec, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., device: _Optional[str] = ..., receipt: _Optional[bytes] = ..., for_next_call: bool = ...) -> None: ...
 
 class PutTensorsResponse(_message.Message):
     __slots__ = ("tensors",)

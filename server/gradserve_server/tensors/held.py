@@ -116,6 +116,8 @@ class Entry:
     """True if the memory is referenced from outside the store."""
     owner: str
     """The name of the identity that owns it."""
+    freed: Callable[[], None] | None = None
+    """Called when it is freed."""
     users: int = 0
     deleted: bool = False
 

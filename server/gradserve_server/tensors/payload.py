@@ -311,13 +311,19 @@ class InFlight:
         self._serve()
 
     @asynccontextmanager
-    async def hold(self, num_bytes: int) -> AsyncIterator[None]:
-        """Waits until `num_bytes` more may be in flight, and counts them for the length of the block."""
+    async def hold(self, num_bytes: int) -> AsyncIterator["Place"]:
+        """Waits until `num_bytes` more may be in flight, and counts them for the length of the block.
+
+        Yields their place, which can outlast the block.
+        """
         await self.enter(num_bytes)
+        place = Place(self, num_bytes)
         try:
-            yield
-        finally:
-            self.leave(num_bytes)
+            yield place
+        except BaseException:
+            place.leave()
+            raise
+        place.end_block()
 
     def look(self) -> None:
         """Checks the senders, and goes on every `LOOK_SECONDS` while others wait."""
@@ -345,8 +351,55 @@ class InFlight:
             self._waiting.popleft()
 
 
+class Place:
+    """The place of a payload among those in flight. Used on the event loop only."""
+
+    def __init__(self, in_flight: InFlight, num_bytes: int) -> None:
+        self._in_flight: InFlight | None = in_flight
+        self._num_bytes = num_bytes
+        self._num_unused = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def outlast(self, num_tensors: int) -> Callable[[], None]:
+        """Makes the place last until a call has used the payload, but no longer than `USE_SECONDS` after the block.
+
+        Without that, the next payload would arrive beside those that nobody has used yet.
+
+        Args:
+            num_tensors: The number of tensors in the payload.
+
+        Returns:
+            A function to call for each tensor that is freed.
+        """
+        self._num_unused = num_tensors
+        return self._drop_one
+
+    def end_block(self) -> None:
+        """Leaves, unless the place outlasts the block."""
+        if self._num_unused:
+            self._timer = asyncio.get_running_loop().call_later(USE_SECONDS, self.leave)
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leaves, unless that has happened."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.leave(self._num_bytes)
+
+    def _drop_one(self) -> None:
+        self._num_unused -= 1
+        if not self._num_unused:
+            self.leave()
+
+
 T = TypeVar("T")
 
+USE_SECONDS = 1.0
+"""The time in which a call is expected to use what was uploaded for it."""
 LOOK_SECONDS = 1.0
 """The time between two looks at senders."""
 LOOKS = 10

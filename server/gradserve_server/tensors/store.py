@@ -187,18 +187,32 @@ class TensorStore:
                 room.take_over(sizes, given)
             yield _Places(room, handles)
 
-    async def store(self, upload: Upload) -> list[str]:
-        """Makes the tensors of an upload visible, in several turns if they are many; returns their handles."""
-        return await self._add_in_turns(upload.arrays, upload.lease, upload.places, upload.receipt, shared=False)
+    async def store(self, upload: Upload, freed: Callable[[], None] | None = None) -> list[str]:
+        """Makes the tensors of an upload visible, in several turns if they are many; returns their handles.
+
+        Args:
+            upload: The upload.
+            freed: Called for each tensor when it is freed.
+        """
+        return await self._add_in_turns(
+            upload.arrays, upload.lease, upload.places, upload.receipt, shared=False, freed=freed
+        )
 
     async def _add_in_turns(
-        self, arrays: Sequence[Array], lease: float, places: _Places, receipt: bytes, *, shared: bool
+        self,
+        arrays: Sequence[Array],
+        lease: float,
+        places: _Places,
+        receipt: bytes,
+        *,
+        shared: bool,
+        freed: Callable[[], None] | None = None,
     ) -> list[str]:
         handles: list[str] = []
         try:
             async for array in InTurns(arrays):
                 handles.append(  # noqa: PERF401 - deleted after an error
-                    self._add(array, lease, places, receipt, shared=shared)
+                    self._add(array, lease, places, receipt, shared=shared, freed=freed)
                 )
         except BaseException:
             self.delete(handles)
@@ -362,13 +376,22 @@ class TensorStore:
             count += self.delete([lease.item])
         return count
 
-    def _add(self, array: Array, lease: float, places: _Places, receipt: bytes, *, shared: bool) -> str:
+    def _add(
+        self,
+        array: Array,
+        lease: float,
+        places: _Places,
+        receipt: bytes,
+        *,
+        shared: bool,
+        freed: Callable[[], None] | None,
+    ) -> str:
         handle = self._new_handle()
         begun = self._queue.begin(handle, lease)
         room = places.room
         memory = (room.device if self._memory.is_on_device(array) else room.host).split(array.nbytes)
         place = places.handles.split(1)
-        entry = Entry(handle, next(self._serials), array, begun, memory, place, shared, room.owner.name)
+        entry = Entry(handle, next(self._serials), array, begun, memory, place, shared, room.owner.name, freed)
         self._show(entry)
         self._rest(entry)
         if receipt:
@@ -399,5 +422,8 @@ class TensorStore:
             self.receipts.forget(entry.handle)
             entry.memory.settle(0)
             entry.place.settle(0)
+            freed, entry.freed = entry.freed, None
+            if freed is not None:
+                freed()
         elif self._memory.is_on_device(entry.array):
             self.idle.add(entry)

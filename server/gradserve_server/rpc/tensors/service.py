@@ -110,7 +110,7 @@ class TensorServicer:
         device = self._uploads.device(header.device, "header.device")
         patience.reschedule(None)
         num_bytes = await self._compute.run(work, num_bytes_of, specs)
-        async with self._in_flight.hold(num_bytes):
+        async with self._in_flight.hold(num_bytes) as place:
             patience.reschedule(loop.time() + self._stream_idle_seconds)
             async with self._uploads.room(device, num_bytes, owner) as room:
                 receiving = self._store.receive(
@@ -121,7 +121,8 @@ class TensorServicer:
                         await self._take_parts(requests, landing, patience)
                         with _chunk_errors():
                             await landing.finish()
-                    handles = await self._store.store(upload)
+                    freed = place.outlast(len(specs)) if header.for_next_call else None
+                    handles = await self._store.store(upload, freed)
         return await self._answered(messages_pb2.PutTensorsResponse, specs, handles, call)
 
     async def _answered(
