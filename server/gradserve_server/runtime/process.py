@@ -139,6 +139,7 @@ def switch_threads_often() -> None:
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _KEEP_BYTES = 1 << 30
 _TOP_PAD_BYTES = 64 << 20
 
@@ -147,8 +148,9 @@ def keep_freed_memory() -> None:
     """Tells glibc to reuse freed memory rather than return it.
 
     Every 1 MiB message of a stream is an allocation, which glibc would map, fault in page by page and unmap again.
-    Reuse makes streams nearly twice as fast. Only for processes of our own, because it changes the whole process.
-    Without glibc it has no effect.
+    Reuse makes streams nearly twice as fast. All threads share one heap: each heap would keep what it was once given, and
+    glibc gives eight to each core. Only for processes of our own, because it changes the whole process. Without glibc it
+    has no effect.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -158,6 +160,7 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, _KEEP_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
     mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+    mallopt(_M_ARENA_MAX, 1)
 
 
 _CGROUP = Path("/sys/fs/cgroup")
