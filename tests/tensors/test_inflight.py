@@ -3,10 +3,12 @@
 import asyncio
 from contextlib import suppress
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from gradserve_server.tensors import payload
 from gradserve_server.tensors.payload import InFlight
 
 
@@ -87,6 +89,43 @@ async def test_a_block_ends_what_it_began() -> None:
     async with in_flight.hold(4):
         assert in_flight.used == 4
     assert in_flight.used == 0
+
+
+@pytest.mark.parametrize("num_tensors", [1, 3])
+async def test_a_place_that_outlasts_its_block_ends_with_the_last_tensor(num_tensors: int) -> None:
+    in_flight = InFlight(10)
+    async with in_flight.hold(4) as place:
+        freed = place.outlast(num_tensors)
+    for _ in range(num_tensors):
+        assert in_flight.used == 4
+        freed()
+    assert in_flight.used == 0
+
+
+async def test_a_place_does_not_outlast_an_error() -> None:
+    in_flight = InFlight(10)
+    with pytest.raises(InterruptedError):
+        async with in_flight.hold(4) as place:
+            freed = place.outlast(1)
+            raise InterruptedError
+    assert in_flight.used == 0
+    freed()
+    assert in_flight.used == 0
+
+
+@pytest.mark.parametrize("is_freed_in_block", [True, False])
+async def test_a_place_is_left_once(is_freed_in_block: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "USE_SECONDS", 0.0)
+    in_flight = InFlight(10)
+    async with in_flight.hold(4) as place:
+        freed = place.outlast(1)
+        if is_freed_in_block:
+            freed()
+    await turns()
+    assert in_flight.used == 0
+    if not is_freed_in_block:
+        freed()
+    assert in_flight.used == 0, "its time is over, whatever comes later"
 
 
 class Machine(RuleBasedStateMachine):

@@ -283,6 +283,11 @@ class InFlight:
         """The bytes in flight."""
         return self._used
 
+    @property
+    def num_waiting(self) -> int:
+        """The number of payloads that wait for their turn."""
+        return len(self._waiting)
+
     async def enter(self, num_bytes: int) -> None:
         """Waits until `num_bytes` more may be in flight."""
         if not self._waiting and self._fits(num_bytes):
