@@ -110,12 +110,13 @@ class Filling {
   std::size_t filled_ = 0;
 };
 
-/// Stores tensors on the server; returns one handle for each.
+/// Stores tensors on the server for the next call; returns one handle for each.
 inline std::vector<wire::Tensor> PutTensors(const Server& server, const Tensors& tensors, Seconds limit = kCallLimit) {
   wire::PutTensorsResponse reply;
   server.WithRetries(limit, [&](grpc::ClientContext& context) {
     const auto stream = server.tensors->PutTensors(&context, &reply);
     wire::PutTensorsRequest message;
+    message.mutable_header()->set_for_next_call(true);
     for (const Tensor& tensor : tensors) {
       wire::TensorSpec* spec = message.mutable_header()->add_tensors();
       spec->set_dtype(tensor.dtype());

@@ -46,7 +46,8 @@ async function fromWire(server, tensors) {
 
 /** The messages of an upload: the header, then the bytes of all tensors, which are cut anywhere. */
 function* uploadMessages(tensors) {
-  yield { header: { tensors: tensors.map(({ shape, elements }) => ({ dtype: dtypeOf(elements), shape })) } };
+  const specs = tensors.map(({ shape, elements }) => ({ dtype: dtypeOf(elements), shape }));
+  yield { header: { tensors: specs, for_next_call: true } };
   for (const tensor of tensors) {
     const bytes = bytesOf(tensor);
     for (let start = 0; start < bytes.length; start += CHUNK_BYTES) {
@@ -55,7 +56,7 @@ function* uploadMessages(tensors) {
   }
 }
 
-/** Stores tensors on the server; returns one handle for each, as tensors of a request. */
+/** Stores tensors on the server for the next call; returns one handle for each, as tensors of a request. */
 function putTensors(server, tensors, seconds = CALL_SECONDS) {
   return withRetries(seconds, async (deadline) => {
     let call;
