@@ -1,6 +1,7 @@
 """Payloads wait for their turn."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -104,12 +105,17 @@ async def test_a_place_that_outlasts_its_block_ends_with_the_last_tensor(num_ten
 
 async def test_a_place_does_not_outlast_an_error() -> None:
     in_flight = InFlight(10)
-    with pytest.raises(InterruptedError):
+    freed: list[Callable[[], None]] = []
+
+    async def fail() -> None:
         async with in_flight.hold(4) as place:
-            freed = place.outlast(1)
+            freed.append(place.outlast(1))
             raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        await fail()
     assert in_flight.used == 0
-    freed()
+    freed[0]()
     assert in_flight.used == 0
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ByteSize
 
 import gradserve
 from gradserve.interceptors import PUT_TENSORS, Around, CallInfo
-from gradserve_server.config import ByteSize, LimitsConfig, ServerConfig
+from gradserve_server.config import LimitsConfig, ServerConfig
 from gradserve_server.tensors import payload
 from gradserve_testing import LocalServer
 from tests.servers.polling import PATIENCE_SECONDS, eventually
@@ -86,9 +87,7 @@ def test_the_next_upload_waits_until_a_call_has_used_the_one_before(
     assert arriving(server) == (0, 0)
 
 
-def test_an_upload_whose_call_does_not_come_makes_room(
-    server: LocalServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_whose_call_does_not_come_makes_room(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "USE_SECONDS", 0.0)
     between = BetweenUploadAndCall()
     with connect(server, between) as first, connect(server) as second, ThreadPoolExecutor() as threads:

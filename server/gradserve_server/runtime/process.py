@@ -148,9 +148,9 @@ def keep_freed_memory() -> None:
     """Tells glibc to reuse freed memory rather than return it.
 
     Every 1 MiB message of a stream is an allocation, which glibc would map, fault in page by page and unmap again.
-    Reuse makes streams nearly twice as fast. All threads share one heap: each heap would keep what it was once given, and
-    glibc gives eight to each core. Only for processes of our own, because it changes the whole process. Without glibc it
-    has no effect.
+    Reuse makes streams nearly twice as fast. All threads share one heap: each of several would keep what it was once
+    given, and glibc makes up to eight for each core. Only for processes of our own, because it changes the whole
+    process. Without glibc it has no effect.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
