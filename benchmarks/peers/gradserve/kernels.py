@@ -6,7 +6,7 @@ import time
 
 import gradserve
 
-_PREPARE_SECONDS = 120.0
+_PREPARE_SECONDS = 300.0
 
 
 def wait_for_kernels(client: gradserve.Client) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import gradserve
 from benchmarks.peers.driver import Setup, run_server
+from benchmarks.peers.gradserve.kernels import wait_for_kernels
 from gradserve_server.config import RuntimeConfig
 
 _START_SECONDS = 120.0
@@ -39,15 +40,15 @@ def serve(setup: Setup) -> Iterator[dict[str, Any]]:
         command += ["--max-connection-calls", str(2 * num_waiting)]
     if "durability" in setup.options:
         command += ["--state-dir", str(setup.scratch / "state")]
-    if not setup.options.keys() & {"op", "warm_up"}:  # other cases need no kernels, nor the memory and time for them
-        command += ["--warm-up", "false"]
-    elif "warm_up_ops" in RuntimeConfig.model_fields:  # servers of earlier commits always load all kernels
+    command += ["--warm-up", "true"]
+    # Others need the kernels of sums alone. Servers of earlier commits always load all kernels.
+    if setup.options.keys() & {"op", "warm_up"} and "warm_up_ops" in RuntimeConfig.model_fields:
         command += ["--warm-up-ops", "true"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:
         try:
             address = _wait_for_address(server, address_file)
-            if setup.options.get("warm_up"):
-                _wait_until_prepared(address)
+            with gradserve.connect(address) as client:
+                wait_for_kernels(client)
             yield {"address": address, "pid": server.pid}
         finally:
             server.terminate()
@@ -66,16 +67,6 @@ def _wait_for_address(server: subprocess.Popen[bytes], address_file: Path) -> st
             return lines[0]
         time.sleep(0.02)
     raise TimeoutError("the server did not write its address")
-
-
-def _wait_until_prepared(address: str) -> None:
-    """Waits until all kernels are there: as long as a server compiles them, NumPy computes in their place."""
-    with gradserve.connect(address) as client:
-        deadline = time.monotonic() + _START_SECONDS
-        while not client.server_info().ops_prepared:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the server did not prepare its kernels")
-            time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Compiles kernels with Numba, and caches them on disk. Importing this imports Numba, which takes half a second."""
 
-import ast
+import dis
 import functools
 import hashlib
 import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -219,11 +220,19 @@ def _source_files(first: Path) -> list[Path]:
 
 @functools.cache
 def _imports(source: bytes) -> tuple[str, ...]:
-    """Returns the names that may be modules."""
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-    return tuple(
-        name
-        for node in imports
-        if node.module is not None
-        for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
-    )
+    """Returns the names that may be modules.
+
+    From compiled code: in Python 3.11, two threads that make syntax trees at the same time can fail.
+    """
+    names: list[str] = []
+    waiting = [compile(source, "kernels", "exec", dont_inherit=True)]
+    while waiting:
+        code, module = waiting.pop(), ""
+        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "IMPORT_NAME":
+                module = instruction.argval
+                names.append(module)
+            elif instruction.opname == "IMPORT_FROM":
+                names.append(f"{module}.{instruction.argval}")
+    return tuple(names)
