@@ -56,8 +56,8 @@ def address() -> Iterator[str]:
 
 
 def after_the_upload_is_stored(patch: pytest.MonkeyPatch, stop: Stop) -> None:
-    async def store(self: Any, upload: Any) -> Any:
-        handles = await real(self, upload)
+    async def store(self: Any, *upload: Any) -> Any:
+        handles = await real(self, *upload)
         await stop.here()
         return handles
 
