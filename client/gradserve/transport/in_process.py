@@ -152,8 +152,12 @@ class _AsyncChannel(_Channel):
 
 
 async def _pulled(pull: _Pull) -> AsyncIterator[bytes]:
-    while (part := await pull()) is not None:
-        yield part
+    """Yields messages; ends the call if they fail, of which the server learns no more than over gRPC."""
+    try:
+        while (part := await pull()) is not None:
+            yield part
+    except Exception as error:
+        raise asyncio.CancelledError from error
 
 
 class _Method:

@@ -22,7 +22,7 @@ from gradserve.calls.exchange import (
     forget,
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
-from gradserve.errors import GradserveError, UnavailableError
+from gradserve.errors import CallCancelledError, GradserveError, UnavailableError
 from gradserve.transport.channel import ChannelMaker, DownloadParts, UploadParts
 from gradserve.transport.driving import Member, Schedule, attempts, drive
 from gradserve.transport.network import Network, Server
@@ -88,7 +88,7 @@ async def response_of(call: Any, progress: Progress | None = None) -> Any:
                 "the server ended the upload before it had all of it; gRPC lost the reason", code="GS_CONNECTION_LOST"
             ) from None
         raise
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, CallCancelledError):
         if progress is not None and progress.failure is not None:
             raise progress.failure from None  # of which gRPC says only that it has cancelled the call
         raise
