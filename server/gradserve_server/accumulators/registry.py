@@ -45,13 +45,17 @@ class _WithRounds(Resource, Protocol):
 
 
 RoundT = TypeVar("RoundT", bound=_WithRounds)
+JournalsT = TypeVar("JournalsT", bound=RoundJournals[Any, Any])
 
 
-class RoundRegistry(Generic[RoundT]):
+class RoundRegistry(Generic[RoundT, JournalsT]):
     """Everything of one kind that has rounds on a server: finds and deletes it, and ends it with the server.
 
     Not thread-safe: used on the event loop only.
     """
+
+    _verbs = ("ends", "was")
+    """The verbs of the kind in messages."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class RoundRegistry(Generic[RoundT]):
         kind: str,
         ordered: OrderedIncarnations,
         *,
-        journals: RoundJournals[Any, Any] | None,
+        journals: JournalsT | None,
         member: Member | None,
         runs: Runs,
     ) -> None:
@@ -79,7 +83,7 @@ class RoundRegistry(Generic[RoundT]):
         self._member = member
         self._runs = runs
         self._parts = PartIncarnations(member, kind)
-        self._written = journals
+        self._journals = journals
         self._reservations: dict[ResourceKey, OwnReservations] = {}
 
     def get(self, key: ResourceKey, incarnation: str = "") -> RoundT:
@@ -115,8 +119,8 @@ class RoundRegistry(Generic[RoundT]):
 
     async def settle(self) -> None:
         """Returns once creations and deletions are durable, so that others may see the change."""
-        if self._written is not None:
-            await self._written.settle()
+        if self._journals is not None:
+            await self._journals.settle()
 
     def delete(self, key: ResourceKey, incarnation: str = "", *, home_incarnation: str = "") -> bool:
         """Deletes a resource; returns whether it existed.
@@ -159,9 +163,6 @@ class RoundRegistry(Generic[RoundT]):
             message = f"the server is shutting down; {self._kind} {str(key)!r} {self._verbs[0]}"
             each.close(UnavailableError(message, code="GS_SHUTTING_DOWN"))
 
-    _verbs = ("ends", "was")
-    """The verbs of the kind in messages."""
-
     def _metrics(self, _resource: RoundT) -> Mapping[str, float]:
         """Returns what a run keeps of the metrics that workers have reported."""
         return {}
@@ -171,8 +172,8 @@ class RoundRegistry(Generic[RoundT]):
         if found is None:
             return False
         self._reservations.pop(key).close()
-        if self._written is not None:
-            self._written.end(key)
+        if self._journals is not None:
+            self._journals.end(key)
         self._runs.end(self._kind, key, found.rounds.global_step, reason or DELETED, self._metrics(found))
         why = "" if reason is None else f": {reason}"
         message = f"{self._kind} {str(key)!r} {self._verbs[1]} deleted{why}"
@@ -180,7 +181,7 @@ class RoundRegistry(Generic[RoundT]):
         return True
 
 
-class AccumulatorRegistry(RoundRegistry[Accumulator]):
+class AccumulatorRegistry(RoundRegistry[Accumulator, AccumulatorJournals]):
     """The accumulators of a server: creates, finds and deletes them.
 
     Not thread-safe: used on the event loop only.
@@ -213,7 +214,6 @@ class AccumulatorRegistry(RoundRegistry[Accumulator]):
         )
         self.factory = factory
         self._new_incarnation = new_incarnation
-        self._journals = journals
 
     def create(
         self, key: ResourceKey, spec: AccumulatorSpec, lifetime: Lifetime = SHARED, home_incarnation: str = ""

@@ -51,11 +51,13 @@ _FIELD = "home_incarnation"
 _MOST_HANDED_OUT = 1024
 
 
-class ParametersRegistry(RoundRegistry[Parameters]):
+class ParametersRegistry(RoundRegistry[Parameters, ParametersJournals]):
     """The parameters of a server: creates, finds, forks and deletes them.
 
     Not thread-safe: used on the event loop only.
     """
+
+    _verbs = ("end", "were")
 
     def __init__(
         self,
@@ -90,7 +92,6 @@ class ParametersRegistry(RoundRegistry[Parameters]):
         self._lifetimes = lifetimes
         self._stepper = stepper
         self._new_incarnation = new_incarnation
-        self._journals = journals
         self._wall_clock = wall_clock
         self._handed_out: OrderedDict[ResourceKey, str] = OrderedDict()
         """The incarnations of sharded parameters that their creators are about to create."""
@@ -336,8 +337,6 @@ class ParametersRegistry(RoundRegistry[Parameters]):
     def close(self) -> None:
         self.creators.close(UnavailableError("the server is shutting down", code="GS_SHUTTING_DOWN"))
         super().close()
-
-    _verbs = ("end", "were")
 
     def _metrics(self, resource: Parameters) -> Mapping[str, float]:
         return resource.metrics

@@ -135,7 +135,7 @@ def _pieces(average: Average, tensors: Iterator[tensor_pb2.Tensor]) -> Iterator[
         worker_ids=average.worker_ids,
         round=average.round_number + 1,
         parts=None if average.parts is None else _encode_parts(average.parts),
-        different_workers=encode_different(average.different_workers) if average.different_workers else None,
+        different_workers=encode_different(average.different_workers),
     )
     yield component_values(average.values, tensors)
 
