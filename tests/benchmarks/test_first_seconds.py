@@ -1,4 +1,4 @@
-"""What starts cost: the least of several runs."""
+"""The cost of starts: the least of several runs."""
 
 from benchmarks.first_seconds import Start, least
 

@@ -41,6 +41,15 @@ def loader() -> Iterator[KernelLoader]:
     made.join()
 
 
+def loaded(loader: KernelLoader) -> Filling | None:
+    """Returns the kernels that a call has asked for, once all that can be loaded is."""
+    prepared = PreparedKernels(table(), loader=loader)
+    prepared.get(FLOAT32)
+    loader.begin()
+    loader.join()
+    return prepared.get(FLOAT32)
+
+
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiling process has the priority of the tests, which wait for it."""
@@ -193,11 +202,7 @@ def test_without_a_cache_this_process_compiles(
             raise RuntimeError("cannot cache function: no locator available")
 
     monkeypatch.setattr(jit, "_Cache", Nowhere)
-    prepared = PreparedKernels(table(), loader=loader)
-    prepared.get(FLOAT32)
-    loader.begin()
-    loader.join()
-    assert prepared.get(FLOAT32) is not None
+    assert loaded(loader) is not None
     assert compiled_here
     assert not note.exists()
 
@@ -206,11 +211,7 @@ def test_where_no_process_can_be_started_this_one_compiles(
     loader: KernelLoader, note: Path, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    prepared = PreparedKernels(table(), loader=loader)
-    prepared.get(FLOAT32)
-    loader.begin()
-    loader.join()
-    assert prepared.get(FLOAT32) is not None
+    assert loaded(loader) is not None
     assert compiled_here
     assert not note.exists()
 
@@ -219,11 +220,7 @@ def test_a_compiler_that_crashes_costs_the_kernels_and_not_the_server(
     loader: KernelLoader, note: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(DEED, "crash")
-    prepared = PreparedKernels(table(), loader=loader)
-    prepared.get(FLOAT32)
-    loader.begin()
-    loader.join()
-    assert prepared.get(FLOAT32) is None
+    assert loaded(loader) is None
     assert "fill does not compile: the process that compiles it has ended with status -6" in caplog.text
 
 

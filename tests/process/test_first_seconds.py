@@ -1,4 +1,4 @@
-"""What a server compiles: the kernels of sums at its start, those of an op when it is called, and nothing else."""
+"""The kernels that a server compiles: those of sums at its start, those of an op when it is called, and no others."""
 
 from collections.abc import Mapping
 from pathlib import Path

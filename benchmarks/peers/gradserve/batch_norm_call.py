@@ -7,7 +7,6 @@ from typing import Any
 
 import gradserve
 from benchmarks.peers.driver import Setup, Worker, run_worker
-from benchmarks.peers.gradserve.kernels import wait_for_kernels
 from benchmarks.workloads.batch_norm import EPSILON, BatchNormInputs
 
 
@@ -18,7 +17,6 @@ class BatchNormWorker(Worker):
         self._inputs = inputs = BatchNormInputs(setup)
         self._keep = bool(setup.options["by_handle"])
         self._client = gradserve.connect(setup.server["address"], timeout=60)
-        wait_for_kernels(self._client)
         self._result: Any = None
         self._op: Callable[[], Any]
         images: Any = {"x": inputs.x, "y_backprop": inputs.y_backprop}

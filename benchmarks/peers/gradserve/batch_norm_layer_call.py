@@ -6,7 +6,6 @@ from typing import Any
 
 import gradserve
 from benchmarks.peers.driver import Setup, Worker, run_worker
-from benchmarks.peers.gradserve.kernels import wait_for_kernels
 from benchmarks.workloads.batch_norm_layer import DECAY, EPSILON, LayerInputs, StepResult
 
 
@@ -16,7 +15,6 @@ class LayerWorker(Worker):
     def __init__(self, setup: Setup) -> None:
         self._inputs = inputs = LayerInputs(setup)
         self._client = gradserve.connect(setup.server["address"], timeout=60)
-        wait_for_kernels(self._client)
         self._x, self._dy = (self._client.put(array) for array in (inputs.x, inputs.dy))
         self._layer = self._client.batch_norm(
             decay=DECAY,
