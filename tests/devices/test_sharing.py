@@ -102,6 +102,25 @@ def test_helpers_take_part_asleep_or_awake(kernels: Kernels, parallel: ForkJoin)
         eventually(num_threads, lambda number: number == 3)
 
 
+def test_a_job_that_begins_as_a_helper_leaves_the_board_is_helped() -> None:
+    """A helper that has watched the board, and waits for the GIL so that it can sleep, cannot be woken up yet."""
+    parallel, is_leaving, may_leave, has_come_back = ForkJoin(2), *(threading.Event() for _ in range(3))
+
+    def attend(*_arguments: object) -> None:
+        if is_leaving.is_set():
+            has_come_back.set()
+        is_leaving.set()
+        may_leave.wait(PATIENCE_SECONDS)
+
+    def next_job(*_arguments: object) -> None:
+        may_leave.set()
+        assert has_come_back.wait(PATIENCE_SECONDS)
+
+    parallel.run_shared(attend, lambda *_arguments: is_leaving.wait(PATIENCE_SECONDS), (), 2)
+    parallel.run_shared(attend, next_job, (), 2)
+    parallel.close()
+
+
 def test_one_chunk_is_for_the_caller_alone(kernels: Kernels, parallel: ForkJoin) -> None:
     eventually(lambda: parallel.num_sleeping == 2)
     met = np.zeros(1, np.int64)

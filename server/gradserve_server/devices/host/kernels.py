@@ -56,6 +56,7 @@ class ForkJoin:
         self._jobs = list(range(1, len(self._board)))
         """The rows of the board that are free. Appending and popping are atomic."""
         self._tickets = itertools.count(1)
+        self._newest_ticket = 0
         self._attend: Callable[..., object] | None = None
         self._longest_wait = _LONGEST_WAIT_NS if len(os.sched_getaffinity(0)) > 1 else 0
         self._calls: deque[_Call] = deque()
@@ -101,7 +102,9 @@ class ForkJoin:
         try:
             if job:
                 self._attend = attend
-                self._board[job, MOST_INSIDE], self._board[job, TICKET] = num_wanted, next(self._tickets)
+                ticket = next(self._tickets)
+                self._board[job, MOST_INSIDE], self._board[job, TICKET] = num_wanted, ticket
+                self._newest_ticket = ticket
                 self._wake(num_wanted)
             kernel(self._board, job, *arguments)
         finally:
@@ -178,7 +181,7 @@ class ForkJoin:
         wake.acquire()
         allowance = 0
         while True:
-            num_calls = int(self._board[0, CALLS])
+            num_calls, newest_ticket = int(self._board[0, CALLS]), self._newest_ticket
             if self._calls:
                 allowance = max(self._help_a_call(), allowance)
             elif self._is_closed:
@@ -187,7 +190,7 @@ class ForkJoin:
                 if self._attend is not None:
                     self._attend(self._board, num_calls, allowance, self._longest_wait)
                 allowance = 0
-                self._sleep(wake, num_calls)
+                self._sleep(wake, num_calls, newest_ticket)
 
     def _help_a_call(self) -> int:
         """Helps a call that waits, if there is one; returns the nanoseconds to wait for the next one."""
@@ -199,10 +202,14 @@ class ForkJoin:
         call.help()
         return min(time.monotonic_ns() - began, self._longest_wait)
 
-    def _sleep(self, wake: threading.Lock, num_calls: int) -> None:
-        """Sleeps until another thread releases `wake`, unless there have been more calls."""
+    def _sleep(self, wake: threading.Lock, num_calls: int, newest_ticket: int) -> None:
+        """Sleeps until another thread releases `wake`, unless there have been more calls or jobs.
+
+        A caller that begins a job while this helper waits for the GIL, after it has watched the board, finds nobody
+        to wake up.
+        """
         self._sleepers.append(wake)
-        if self._board[0, CALLS] != num_calls:
+        if self._board[0, CALLS] != num_calls or self._newest_ticket != newest_ticket:
             try:
                 self._sleepers.remove(wake)
             except ValueError:

@@ -127,6 +127,7 @@ def _outline(function: Callable[..., None]) -> Any:
             code.attributes.add("noinline")
             body = ir.IRBuilder(code.append_basic_block())
             values = cgutils.unpack_tuple(body, body.load(body.bitcast(code.args[0], frame_type.as_pointer())))
+            values = [_not_counted(context, body, *each) for each in zip(arguments, values, strict=True)]
             context.call_internal_no_propagate(body, compiled.fndesc, callee, values)
             body.ret(ir.Constant(ir.IntType(32), 0))
             addresses = [builder.ptrtoint(each, ir.IntType(64)) for each in (code, frame)]
@@ -135,6 +136,18 @@ def _outline(function: Callable[..., None]) -> Any:
         return _PAIR(arguments), generate
 
     return outline
+
+
+def _not_counted(context: Any, builder: Any, argument: Any, value: Any) -> Any:
+    """Returns an array without its count of references, which all threads would change again and again.
+
+    The caller holds the arrays for as long as anyone works on them.
+    """
+    if not isinstance(argument, types.Array):
+        return value
+    array = context.make_array(argument)(context, builder, value)
+    array.meminfo = cgutils.get_null_value(array.meminfo.type)
+    return array._getvalue()
 
 
 @intrinsic
