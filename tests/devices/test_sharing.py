@@ -154,8 +154,8 @@ def test_helpers_sleep_when_there_is_no_more_work(kernels: Kernels, parallel: Fo
     eventually(lambda: parallel.num_sleeping == 2)
 
 
-def test_a_helper_waits_no_longer_than_it_has_worked(kernels: Kernels) -> None:
-    """Without work and without an allowance it is back at once, and was counted while it looked."""
+def test_a_helper_without_work_and_allowance_does_not_wait(kernels: Kernels) -> None:
+    """It is back at once, and was counted while it looked."""
     board = np.zeros((5, 16), np.int64)
     kernels.attend(board, 0, 0, 1 << 60)
     assert not board.any()

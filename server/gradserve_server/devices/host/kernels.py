@@ -40,7 +40,7 @@ class ForkJoin:
     progress even when all helpers are busy with other work.
 
     A thread that sleeps takes 50 to 300 microseconds to begin, as long as a megabyte takes. So after work a helper
-    waits for more without sleeping and without the GIL, but no longer than it has worked, and at most
+    waits for more without sleeping and without the GIL, but no longer than twice the time of that work, and at most
     `_LONGEST_WAIT_NS`; it gives up the processor whenever another thread wants it. Without work it sleeps.
     """
 
@@ -200,7 +200,7 @@ class ForkJoin:
             return 0
         began = time.monotonic_ns()
         call.help()
-        return min(time.monotonic_ns() - began, self._longest_wait)
+        return min(2 * (time.monotonic_ns() - began), self._longest_wait)
 
     def _sleep(self, wake: threading.Lock, num_calls: int, newest_ticket: int) -> None:
         """Sleeps until another thread releases `wake`, unless there have been more calls or jobs.

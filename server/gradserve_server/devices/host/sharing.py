@@ -65,8 +65,8 @@ def attend(board: Any, num_calls: Any, allowance: Any, most: Any) -> None:
         board: The board.
         num_calls: See above.
         allowance: The nanoseconds that it may wait for the first job.
-        most: The nanoseconds that it may wait for the next one, but no longer than the last one took. So a helper never
-            waits for longer than it has worked.
+        most: The nanoseconds that it may wait for the next one, but no longer than twice the time of the last one. What
+            Python does between two short ones often takes longer than the first of them.
     """
     add_atomically(board, 0, SPINNING, 1)
     last_ticket, since = 0, _now()
@@ -81,7 +81,7 @@ def attend(board: Any, num_calls: Any, allowance: Any, most: Any) -> None:
                     began = _now()
                     _enter(board[job, CODE], board[job, FRAME])
                     since = _now()
-                    allowance = min(since - began, most)
+                    allowance = min(2 * (since - began), most)
                     add_atomically(board, 0, SPINNING, 1)
                 add_atomically(board, job, INSIDE, -1)
         if _now() - since >= allowance:
