@@ -429,6 +429,18 @@ def test_a_last_synchronization(clients: list[gradserve.Client], name: str) -> N
     assert clients[1].parameters(shared_name=name).read()["weight"].item() == 3.0
 
 
+def test_a_last_synchronization_with_one_under_way(clients: list[gradserve.Client], name: str) -> None:
+    """What is pushed last is what mixing has left of the steps since the update that was under way."""
+    walker = Walker(clients[0], name, 1.0, num_required=1)
+    delays = {"fragment_sync_delay": 2, "fragment_update_alpha": 0.5}
+    given = {"sync_every": 4, "outer_optimizer": optim.SGD(1.0), "name": name, "num_required": 1}
+    with DiLoCo(clients[0], walker.model, walker.inner, **given, **delays) as diloco:  # type: ignore[arg-type]
+        walker.walk(3)  # pushes after its second step
+        diloco.sync()
+        assert (walker.weight, diloco.version) == ((3.0 + 2.0) / 2, 2)
+    assert clients[1].parameters(shared_name=name).read()["weight"].item() == walker.weight
+
+
 def test_buffers(clients: list[gradserve.Client], name: str) -> None:
     """Floats become the weighted mean, counters the maximum; a worker that joins gets both."""
 

@@ -455,10 +455,14 @@ class DilocoWorker:
     def synchronize(self, local: Local) -> dict[str, Any]:
         """Synchronizes all fragments with work in them now; returns the values of components that must be replaced."""
         changed = self.finish(local)
+
+        def present(names: Collection[str]) -> Arrays:
+            return {**local(names), **{name: changed[name] for name in names if name in changed}}
+
         for each in self.fragments:
             if each.work.steps:
-                self._begin(each, local, inline=True)
-                changed |= self._end(self._under_way.pop(), local)
+                self._begin(each, present, inline=True)
+                changed |= self._end(self._under_way.pop(), present)
         self._num_taken = 0
         return changed
 
