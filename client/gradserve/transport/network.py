@@ -102,7 +102,7 @@ class Server(ABC):
             case Download():
                 return await self._answer(self._get(exchange, timeout, metadata, watch))
             case Introduce():
-                return await self._sockets.introduce(TimeLimit(timeout, self._settings), metadata)
+                return await self._sockets.introduce(TimeLimit(timeout, self._settings), metadata, watch)
 
     async def close(self) -> None:
         """Ends calls under way with CallCancelledError, and disconnects."""
@@ -128,8 +128,8 @@ class Server(ABC):
             return None
         return Reply(await self._answer(self._unary(whole.call, timeout, metadata, watch)))
 
-    async def _ask(self, unary: Unary, timeout: float | None, metadata: Metadata) -> Any:
-        return await self._answer(self._unary(unary, timeout, metadata, None))
+    async def _ask(self, unary: Unary, timeout: float | None, metadata: Metadata, watch: Watch | None) -> Any:
+        return await self._answer(self._unary(unary, timeout, metadata, watch))
 
     async def _answer(self, outcome: Awaitable[Any]) -> Any:
         """Returns the outcome of a call over gRPC; raises gRPC's errors as gradserve's."""

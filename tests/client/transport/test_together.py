@@ -21,7 +21,7 @@ from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.settings import ConnectionSettings
 from gradserve_protocol.address import Address
 from gradserve_protocol.v1 import server_messages_pb2
-from gradserve_testing import LocalServer
+from gradserve_testing import LocalServer, ServerThread
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 T = TypeVar("T")
@@ -197,6 +197,29 @@ def test_streams_and_pauses_are_ended_too(transport: Any, calls: ClientCalls) ->
     with pytest.raises(gradserve.AbortedError, match="enough"):
         transport.run(together(pausing(), reading(), writing(), failing()))
     transport.run(calls.delete(handle))
+
+
+@pytest.mark.parametrize("kind", [Blocking, Asyncio])
+def test_a_call_ends_that_waits_for_a_ticket(
+    kind: type[Blocking | Asyncio], server_address: str, calls: ClientCalls
+) -> None:
+    """The first call to a server asks for a ticket, which a server that hangs does not issue."""
+    with ServerThread() as server, ThreadPoolExecutor(1) as threads:
+        hangs = server.faults.delay(1e6, "IssueTicket", times=None)
+        transport = kind(server_address, server.address)
+
+        def failing() -> Operation[None]:
+            while not hangs.happened:
+                yield Pause(0.01)
+            raise gradserve.AbortedError("enough")
+
+        asking = at_target(1, calls.server_info())
+        try:
+            together_run = threads.submit(transport.run, together(asking, failing()))
+            with pytest.raises(gradserve.AbortedError, match="enough"):
+                together_run.result(PATIENCE_SECONDS / 4)
+        finally:
+            transport.close()
 
 
 def test_operations_run_in_the_calling_thread(transport: Any, calls: ClientCalls) -> None:

@@ -173,8 +173,8 @@ _NOT_ABOUT_SOCKETS = (
 """Errors of a call over gRPC that say nothing about sockets."""
 
 
-Ask: TypeAlias = Callable[[Unary, float | None, Metadata], Awaitable[Any]]
-"""Makes a call over gRPC with a time limit, None for none, and metadata; raises a GradserveError."""
+Ask: TypeAlias = Callable[[Unary, float | None, Metadata, Watch | None], Awaitable[Any]]
+"""Makes a call over gRPC with a time limit, None for none, metadata, and a watch; raises a GradserveError."""
 
 
 class ConnectionKinds(NamedTuple):
@@ -248,7 +248,7 @@ class Carrier:
             metadata: What it carries beside its request, if the server takes that.
             watch: Told what interrupts the call, from another thread. None: nothing does but closing.
         """
-        connection = self.connections.take() or await self._connect(limit, metadata)
+        connection = self.connections.take() or await self._connect(limit, metadata, watch)
         if connection is None:
             return None
         try:
@@ -304,7 +304,7 @@ class Carrier:
         elif isinstance(error, DeadlineExceededError) and connection.is_sending:
             self._choice.broke(f"the connection to {connection.place} stalled in the middle of a request")
 
-    async def _connect(self, limit: TimeLimit, metadata: Metadata) -> Connection | None:
+    async def _connect(self, limit: TimeLimit, metadata: Metadata, watch: Watch | None) -> Connection | None:
         """Opens a connection for a call, over the fastest way that is possible; returns None if none is.
 
         Raises:
@@ -314,7 +314,7 @@ class Carrier:
             return None
         has_connection = False
         try:
-            connection = await self._try_places(limit, metadata)
+            connection = await self._try_places(limit, metadata, watch)
             has_connection = connection is not None
         finally:
             if not has_connection:
@@ -335,7 +335,7 @@ class Carrier:
         else:
             self._choice.widened(1 + self._num_strands)
 
-    async def introduce(self, limit: TimeLimit, metadata: Metadata) -> str | None:
+    async def introduce(self, limit: TimeLimit, metadata: Metadata, watch: Watch | None) -> str | None:
         """Shows the user of this client to the server: opens a connection for a key; see `Introduce`.
 
         Raises:
@@ -344,7 +344,7 @@ class Carrier:
         if not self._shown.takes_key:
             return ""
         try:
-            issued = await self._ask(limit, metadata)
+            issued = await self._ask(limit, metadata, watch)
         except UnauthenticatedError:
             return ""
         found = find_places(issued.addresses, self._route, (Way.SHARED_MEMORY,))
@@ -361,14 +361,18 @@ class Carrier:
             self._shown.show_user(connection.user_key)
         return None
 
-    async def _ask(self, limit: TimeLimit, metadata: Metadata) -> messages_pb2.IssueTicketResponse:
+    async def _ask(
+        self, limit: TimeLimit, metadata: Metadata, watch: Watch | None
+    ) -> messages_pb2.IssueTicketResponse:
         """Asks for a ticket, with the metadata of the call that needs it."""
         # Of any size: how large the replies will be is not known.
         request = messages_pb2.IssueTicketRequest(
             client_id=self._client_id, direction=messages_pb2.IssueTicketRequest.DIRECTION_BOTH
         )
         question = Unary("SocketService", "IssueTicket", request, target=self._target)
-        issued: messages_pb2.IssueTicketResponse = await self._ask_over_grpc(question, limit.timeout(), metadata)
+        issued: messages_pb2.IssueTicketResponse = await self._ask_over_grpc(
+            question, limit.timeout(), metadata, watch
+        )
         return issued
 
     async def _probe(self, metadata: Metadata, place: Place) -> None:
@@ -376,7 +380,7 @@ class Carrier:
         request = server_messages_pb2.GetServerInfoRequest()
         question = Unary("ServerService", "GetServerInfo", request, target=self._target)
         try:
-            await self._ask_over_grpc(question, self._settings.keepalive.timeout, metadata)
+            await self._ask_over_grpc(question, self._settings.keepalive.timeout, metadata, None)
         except (DeadlineExceededError, UnavailableError) as error:
             raise silent(place, error) from None
 
@@ -387,14 +391,14 @@ class Carrier:
             Connect(place, ticket, self._client_id, self._payloads_at(place), self._server_name), self._settings
         )
 
-    async def _try_places(self, limit: TimeLimit, metadata: Metadata) -> Connection | None:
+    async def _try_places(self, limit: TimeLimit, metadata: Metadata, watch: Watch | None) -> Connection | None:
         try:
-            issued = await self._ask(limit, metadata)
+            issued = await self._ask(limit, metadata, watch)
             found = find_places(issued.addresses, self._route, self._choice.ways)
             reasons = list(found.reasons)
             for index, place in enumerate(found.places):
                 if index:
-                    issued = await self._ask(limit, metadata)  # the server may have seen the one before
+                    issued = await self._ask(limit, metadata, watch)  # the server may have seen the one before
                 try:
                     connection = await self._open(place, issued.ticket)
                 except GradserveError as error:
