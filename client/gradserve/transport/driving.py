@@ -140,7 +140,7 @@ class Steps(Protocol):
         ...
 
     def cancel(self, member: Member, /) -> None:
-        """Cancels a member's step, which must not be reported any more."""
+        """Cancels a member's step, which must not be reported any more; it may have failed to begin."""
         ...
 
 
@@ -163,7 +163,11 @@ class Schedule:
         self._attempts = attempts
         self._steps = steps
         self._root = self._group(None, operations)
-        self._begin_members(self._root)
+        try:
+            self._begin_members(self._root)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_over(self) -> bool:

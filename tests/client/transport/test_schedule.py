@@ -231,6 +231,22 @@ def test_other_exceptions_end_all(log: Log, error: BaseException) -> None:
         run.schedule.results()
 
 
+def test_a_step_that_cannot_begin_ends_all(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Steps.begin
+
+    def begin_all_but_b(self: Steps, member: Member, step: Any, /) -> None:
+        begin(self, member, step)
+        if name_of(step) == "b":
+            raise RuntimeError("can't start new thread")
+
+    steps = Steps()
+    monkeypatch.setattr(Steps, "begin", begin_all_but_b)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Schedule([log.operation("a"), log.operation("b"), log.operation("c")], _attempts, steps)
+    assert steps.cancelled == ["a", "b"]
+    assert log.lines == ["a: closed", "b: closed"]
+
+
 def test_closing_closes_all_and_breaks_all_off(log: Log) -> None:
     def outer() -> Operation[Any]:
         yield from together(log.operation("a"), log.operation("b"))

@@ -267,6 +267,32 @@ def test_an_interrupt_ends_all(transport: Any, accumulators: list[ConditionalAcc
     eventually(lambda: num_waiting() == 0)
 
 
+def test_a_thread_that_cannot_start_leaves_no_other(
+    server_address: str, calls: ClientCalls, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A take that waited on would take an average that nobody gets."""
+    transport = Blocking(server_address)
+    accumulator = transport.run(calls.conditional_accumulator("float64", (2,), name))
+    start, begun = threading.Thread.start, list[str]()
+
+    def start_one(thread: threading.Thread) -> None:
+        if thread.name == "gradserve-call":
+            begun.append(thread.name)
+            if len(begun) == 2:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    try:
+        with pytest.raises(RuntimeError, match="new thread"):
+            transport.run(together(accumulator.take_grad(1), accumulator.num_accumulated()))
+        assert not [each for each in threading.enumerate() if each.name == "gradserve-call"]
+        transport.run(accumulator.apply_grad([1.0, 2.0]))
+        assert transport.run(accumulator.take_grad(1)).tolist() == [1.0, 2.0]
+    finally:
+        transport.close()
+
+
 def test_closing_ends_all(server_address: str, other_server: LocalServer, calls: ClientCalls, name: str) -> None:
     transport = Blocking(server_address, other_server.address)
     accumulator = transport.run(calls.conditional_accumulator("float64", (2,), name))

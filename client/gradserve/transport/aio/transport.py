@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -180,16 +180,15 @@ class ConcurrentSteps:
 
     async def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Returns the results of operations, or raises the first error when all have ended."""
-        schedule = Schedule(operations, self._attempts, self)
         try:
-            while not schedule.is_over:
-                await asyncio.wait(self._under_way.values(), return_when=asyncio.FIRST_COMPLETED)
-                for member, task in list(self._under_way.items()):
-                    if task.done() and self._under_way.get(member) is task:
-                        del self._under_way[member]
-                        _report(schedule, member, task)
+            with closing(Schedule(operations, self._attempts, self)) as schedule:
+                while not schedule.is_over:
+                    await asyncio.wait(self._under_way.values(), return_when=asyncio.FIRST_COMPLETED)
+                    for member, task in list(self._under_way.items()):
+                        if task.done() and self._under_way.get(member) is task:
+                            del self._under_way[member]
+                            _report(schedule, member, task)
         finally:
-            schedule.close()
             await asyncio.gather(*self._cancelled, return_exceptions=True)
         return schedule.results()
 
@@ -199,9 +198,10 @@ class ConcurrentSteps:
 
     def cancel(self, member: Member, /) -> None:
         """Cancels a step."""
-        task = self._under_way.pop(member)
-        task.cancel()
-        self._cancelled.append(task)
+        task = self._under_way.pop(member, None)
+        if task is not None:
+            task.cancel()
+            self._cancelled.append(task)
 
 
 def _report(schedule: Schedule, member: Member, task: asyncio.Task[Any]) -> None:

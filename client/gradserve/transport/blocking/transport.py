@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -222,25 +222,24 @@ class ConcurrentSteps:
         self._under_way: dict[Member, Any] = {}
         self._pauses: list[tuple[float, int, Member]] = []
         self._numbers = itertools.count()
-        self._calls_made: list[ThreadedCall] = []
+        self._cancelled: list[ThreadedCall] = []
 
     def run(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Returns the results of operations, or raises the first error when all have ended."""
-        schedule = Schedule(operations, self._attempts, self)
         try:
-            while not schedule.is_over:
-                member, outcome = self._next()
-                if self._under_way.pop(member, None) is None:
-                    continue  # it was cancelled
-                try:
-                    answer = outcome()
-                except BaseException as error:
-                    schedule.fail(member, error)
-                else:
-                    schedule.answer(member, answer)
+            with closing(Schedule(operations, self._attempts, self)) as schedule:
+                while not schedule.is_over:
+                    member, outcome = self._next()
+                    if self._under_way.pop(member, None) is None:
+                        continue  # it was cancelled
+                    try:
+                        answer = outcome()
+                    except BaseException as error:
+                        schedule.fail(member, error)
+                    else:
+                        schedule.answer(member, answer)
         finally:
-            schedule.close()
-            for each in self._calls_made:
+            for each in self._cancelled:
                 each.join()
         return schedule.results()
 
@@ -255,13 +254,13 @@ class ConcurrentSteps:
             case Attempt():
                 call = ThreadedCall(partial(self._carry, step))
                 self._under_way[member] = call
-                self._calls_made.append(call)
                 call.start(lambda: self._ended.put((member, call.result)))
 
     def cancel(self, member: Member, /) -> None:
         """Cancels a step."""
-        call = self._under_way.pop(member)
+        call = self._under_way.pop(member, None)
         if isinstance(call, ThreadedCall):
+            self._cancelled.append(call)
             call.cancel()
 
     def _next(self) -> tuple[Member, Outcome]:
@@ -303,13 +302,14 @@ class ThreadedCall:
 
     def result(self) -> Any:
         """Returns the answer of the ended call, or raises its error."""
+        self.join()
         if self._error is not None:
             raise self._error
         return self._answer
 
     def join(self) -> None:
-        """Waits until the call has ended."""
-        if self._thread is not None:
+        """Waits until the call has ended, if it has begun."""
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
 
     def _run(self, report: Callable[[], object]) -> None:
