@@ -10,7 +10,13 @@ import pytest
 
 import gradserve
 import gradserve.aio
+from gradserve.calls.client import ClientCalls
+from gradserve.calls.exchange import Exchange, Pause, TimeLimits, Unary
+from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
+from gradserve_protocol.v1 import accumulator_pb2
 from tests.client.every_call import CALLS, failure_of, failure_of_aio, make_things, make_things_aio
+from tests.client.fake_transport import FakeTransport
+from tests.servers.connecting import client_over
 from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async
 
 KINDS = ["conditional_accumulator", "sparse_conditional_accumulator", "gradient_accumulator"]
@@ -111,3 +117,33 @@ async def test_private_accumulators_end_with_their_client_aio(client: gradserve.
         private = await getattr(other, kind)(arguments, name=name)
         assert private.name in {info.name for info in client.list_accumulators()}
     assert private.name not in {info.name for info in client.list_accumulators()}
+
+
+def test_closing_ends_in_time_where_answers_are_slow(name: str) -> None:
+    """Each question whether a gradient is durable takes four seconds, which count as the pauses between them do."""
+    now = 0.0
+
+    def answer(exchange: Exchange) -> Any:
+        nonlocal now
+        match exchange:
+            case Pause(seconds):
+                now += seconds
+            case Unary(method="CreateAccumulator", request=request):
+                info = accumulator_pb2.AccumulatorInfo(server_incarnation="first run")
+                info.accumulator.CopyFrom(request.accumulator)
+                info.spec.durability = accumulator_pb2.DURABILITY_ROUND
+                return messages_pb2.CreateAccumulatorResponse(info=info)
+            case Unary(method="ApplyGradient"):
+                accepted = accumulator_pb2.APPLY_OUTCOME_ACCEPTED
+                return messages_pb2.ApplyGradientResponse(outcome=accepted, round=1, num_rounds=0)
+            case Unary(method="GetNumAccumulated", at_most=at_most):
+                now += min(4.0, at_most)
+                return messages_pb2.GetNumAccumulatedResponse(num_accumulated=1, num_rounds=0)
+        return None
+
+    calls = ClientCalls.of_new_client(TimeLimits(), clock=lambda: now)
+    client = client_over(FakeTransport(answer), "nowhere", calls)
+    client.conditional_accumulator("float32", (), name, durability="round").apply_grad(1.0)
+    with pytest.raises(gradserve.NotDurableError):
+        client.close(timeout=10.0)
+    assert now == pytest.approx(10.0)

@@ -263,11 +263,13 @@ class RequestIds:
         client_id: The id of the client, which owns what is private to it.
         open_calls: The calls whose averages have not arrived.
         pacing: Holds back contributions while many are on their way.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(self, client_id: str, clock: Callable[[], float] = lambda: 0.0) -> None:
         """Makes the ids of the client with this id, which no other client has. `clock` is monotonic, in seconds."""
         self.client_id = client_id
+        self.clock = clock
         self.open_calls = OpenCalls()
         self.pacing = Pacing(clock)
         self._numbers = itertools.count(1)

@@ -145,8 +145,9 @@ class AccumulatorCache:
     def settle(self, seconds: float) -> Operation[None]:
         """Waits until no gradient is kept on any server; see `gradserve.calls.accumulators.session`."""
         if self._cluster.size == 1:
-            return (yield from settle(self._servers[0].watch, seconds))
-        yield from all_ended(*[at_target(each.target, settle(each.watch, seconds)) for each in self._servers])
+            return (yield from settle(self._servers[0].watch, seconds, self._ids.clock))
+        settled = [at_target(each.target, settle(each.watch, seconds, self._ids.clock)) for each in self._servers]
+        yield from all_ended(*settled)
 
     def not_durable(self) -> NotDurableError | None:
         """Returns the error that names what is not durable on the first server of which something is not."""

@@ -460,28 +460,30 @@ def _key(service: RoundService, ref: Any) -> _Key:
     return service.name, ref.container, ref.name, ref.incarnation
 
 
-def settle(watch: Watch, seconds: float) -> Operation[None]:
+def settle(watch: Watch, seconds: float, clock: Callable[[], float]) -> Operation[None]:
     """Waits until nothing is kept of resources that outlive the client; then forgets it in any case.
 
     Args:
         watch: The client's accumulators and parameters.
         seconds: How long to wait at most; 0 asks nothing.
+        clock: A monotonic clock, in seconds.
 
     Raises:
         NotDurableError: The time is over, or the server cannot be reached.
         LostError: A restart has lost something that the program has not been told.
     """
-    left, pause = seconds, _FIRST_PAUSE_SECONDS
+    end, left, pause = clock() + seconds, seconds, _FIRST_PAUSE_SECONDS
     while (sessions := _outliving(watch)) and left > 0:
         for session in sessions:
             try:
                 yield from session.ask(at_most=left)
             except GradserveError:
                 left = 0.0
+            left = max(min(left, end - clock()), 0.0)
         if left > 0 and _outliving(watch):
             pause = min(pause, left)
             yield Pause(pause)
-            left, pause = left - pause, min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            left, pause = min(left - pause, end - clock()), min(2 * pause, _LONGEST_PAUSE_SECONDS)
     error = not_durable(watch, seconds)
     for session in sessions:
         session.deleted()
