@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Self
 from weakref import WeakValueDictionary
@@ -26,7 +27,7 @@ from gradserve.tracing import Tracing
 from gradserve.transport.blocking.transport import NetworkTransport
 from gradserve.transport.driving import BlockingTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName, wanted_server
-from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.errors import ForkedClientError, InvalidArgumentError
 from gradserve_protocol.tls import TLS
 
 
@@ -185,7 +186,8 @@ class Client(BlockingFace[ClientCalls]):
             self.close()
         else:
             self._calls.note_on(error)
-            self._disconnect()
+            with suppress(ForkedClientError):  # a fork leaves the block; the client is its parent's
+                self._disconnect()
 
     def close(self, timeout: float | None = None) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects. Can be called again.

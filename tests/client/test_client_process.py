@@ -81,6 +81,51 @@ def test_a_forked_client_says_what_to_do(server_address: str) -> None:
         assert "connect after forking" in report
 
 
+LEAVING_PROGRAM = """
+import asyncio, os, sys
+import gradserve, gradserve.aio
+
+address = sys.argv[1]
+
+def report(pid):
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+with gradserve.connect(address) as client:
+    client.server_info()
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(7)
+    report(pid)
+
+async def main():
+    async with gradserve.aio.connect(address) as client:
+        await client.server_info()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                raise ValueError("the fork's own error")
+            except ValueError as error:
+                try:
+                    await client.__aexit__(ValueError, error, None)
+                finally:
+                    os._exit(5 if sys.exc_info()[1] is error else 1)
+        report(pid)
+
+asyncio.run(main())
+"""
+
+
+def test_a_fork_that_leaves_the_block_has_its_own_error(server_address: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LEAVING_PROGRAM, server_address],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.stdout.split() == ["7", "5"], done.stderr
+
+
 async def test_unix_address(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/socket"
     with ServerProcess(tmp_path, listen=(address,)) as process:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Self, TypeVar
 
 from gradserve.aio.batch_norm_layer import BatchNormLayer
@@ -27,6 +28,7 @@ from gradserve.tracing import Tracing
 from gradserve.transport.aio.transport import AsyncNetworkTransport
 from gradserve.transport.driving import AsyncTransport
 from gradserve.transport.settings import ConnectionSettings, TransportName, wanted_server
+from gradserve_protocol.errors import ForkedClientError
 from gradserve_protocol.tls import TLS
 
 KindT = TypeVar("KindT", bound=AccumulatorCalls)
@@ -255,7 +257,8 @@ class Client(AsyncFace[ClientCalls]):
             await self.close()
         else:
             self._calls.note_on(error)
-            await self._disconnect()
+            with suppress(ForkedClientError):  # a fork leaves the block; the client is its parent's
+                await self._disconnect()
 
     async def close(self, timeout: float | None = None) -> None:
         """Deletes what this client made without a shared name or scope, and disconnects. Can be called again.
