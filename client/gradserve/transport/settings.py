@@ -141,8 +141,9 @@ class SocketSettings:
     """The use of the server's sockets. Times are in seconds.
 
     Attributes:
-        connect: The time to connect; a firewall may drop whatever is sent to a port.
-        hello: The time for the answer to a hello.
+        connect: The most time to connect; a firewall may drop whatever is sent to a port. Both this and the next one
+            leave half of a call's time to gRPC.
+        hello: The most time for the answer to a hello.
         giving_up: How long a client that gives up a call waits until the server no longer reads its memory. If that
             takes longer, it takes the memory back, which can then be read in place no more.
         first_pause: The time for which calls take gRPC after a socket has failed. It doubles with each further failure.

@@ -351,8 +351,9 @@ class Carrier:
         if not found.places:
             return found.reasons[0]
         place = found.places[0]
+        time_to_open = self._half_of(limit)
         try:
-            connection = await self._open(place, issued.ticket)
+            connection = await self._open(place, issued.ticket, time_to_open)
         except (UnauthenticatedError, UnavailableError) as error:
             if isinstance(error, UnavailableError) and place.may_be_opened:
                 raise  # the server was there a moment ago
@@ -384,12 +385,20 @@ class Carrier:
         except (DeadlineExceededError, UnavailableError) as error:
             raise silent(place, error) from None
 
-    async def _open(self, place: Place, ticket: bytes) -> Connection:
+    async def _open(self, place: Place, ticket: bytes, limit: TimeLimit) -> Connection:
         is_plain = place.path or self._settings.certificates is None
         kind = self._kinds.plain if is_plain else self._kinds.secure
         return await kind.open(
-            Connect(place, ticket, self._client_id, self._payloads_at(place), self._server_name), self._settings
+            Connect(place, ticket, self._client_id, self._payloads_at(place), self._server_name, limit), self._settings
         )
+
+    def _half_of(self, limit: TimeLimit) -> TimeLimit:
+        """Returns the time for an attempt to open a socket, after which there is time for the call over gRPC.
+
+        Raises:
+            DeadlineExceededError: None is left.
+        """
+        return TimeLimit(limit.left() / 2, self._settings)
 
     async def _try_places(self, limit: TimeLimit, metadata: Metadata, watch: Watch | None) -> Connection | None:
         try:
@@ -399,8 +408,9 @@ class Carrier:
             for index, place in enumerate(found.places):
                 if index:
                     issued = await self._ask(limit, metadata, watch)  # the server may have seen the one before
+                time_to_open = self._half_of(limit)
                 try:
-                    connection = await self._open(place, issued.ticket)
+                    connection = await self._open(place, issued.ticket, time_to_open)
                 except GradserveError as error:
                     reasons.append(f"{place.way}: {error.message}")
                 else:

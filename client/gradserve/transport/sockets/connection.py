@@ -61,6 +61,7 @@ class Connect:
         client_id: The client's id.
         payloads: The payloads of the connection.
         server_name: The name that the server's certificate has to have, if the connection is encrypted: that of gRPC.
+        limit: The time for all of it.
     """
 
     place: Place
@@ -68,6 +69,7 @@ class Connect:
     client_id: str
     payloads: Payloads
     server_name: str
+    limit: "TimeLimit"
 
 
 class TimeLimit:
@@ -162,15 +164,15 @@ class Connection(ABC):
         Raises:
             GradserveError: Nobody is there, or the server refuses.
         """
-        place = step.place
+        place, seconds = step.place, min(settings.sockets.connect, step.limit.left())
         try:
-            connected = await cls._connected(place, settings.sockets.connect)
+            connected = await cls._connected(place, seconds)
         except OSError as error:
-            raise not_connected(place, error, settings) from None
+            raise not_connected(place, error, seconds) from None
         prepare(connected, settings.keepalive)
         connection = cls(await cls._secured(connected, step, settings), place, step.payloads, settings)
         try:
-            limit = TimeLimit(settings.sockets.hello, settings)
+            limit = TimeLimit(min(settings.sockets.hello, step.limit.left()), settings)
             greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
             answer = await connection.converse(greeting, limit, _no_probe)
         except BaseException:
@@ -451,9 +453,9 @@ def round_trip(connected: ConnectedSocket) -> float:
     return microseconds * 1e-6
 
 
-def not_connected(place: Place, error: OSError, settings: ConnectionSettings) -> UnavailableError:
-    """Returns the error of a socket that cannot be reached."""
-    late = f"no answer within {settings.sockets.connect:g} s"
+def not_connected(place: Place, error: OSError, seconds: float) -> UnavailableError:
+    """Returns the error of a socket that cannot be reached within some seconds."""
+    late = f"no answer within {seconds:.3g} s"
     reason = late if isinstance(error, TimeoutError) else error.strerror
     return UnavailableError(f"no connection to {place}: {reason or error}", code="GS_NO_CONNECTION")
 

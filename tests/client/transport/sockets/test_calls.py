@@ -210,6 +210,26 @@ async def test_a_socket_that_does_not_work_aio(own_server: LocalServer, wrong_pl
         assert (await client.server_info()).transport.way == "grpc"
 
 
+SHORT = replace(QUICK, times=TimeLimits(3.0), sockets=SocketSettings(hello=30.0))
+"""Calls have less time than the answer to a hello."""
+
+
+def test_a_socket_that_is_silent_leaves_a_call_time_for_grpc(own_server: LocalServer) -> None:
+    with Listener(REACTIONS["is silent"]) as silent:
+        announce(own_server, tcp=[silent.address])
+        with connect_with(own_server.address, SHORT) as client:
+            assert client.server_info().transport.way == "grpc"
+        assert silent.num_accepted == 1
+
+
+async def test_a_socket_that_is_silent_leaves_a_call_time_for_grpc_aio(own_server: LocalServer) -> None:
+    with Listener(REACTIONS["is silent"]) as silent:
+        announce(own_server, tcp=[silent.address])
+        async with connect_with_aio(own_server.address, SHORT) as client:
+            assert (await client.server_info()).transport.way == "grpc"
+        assert silent.num_accepted == 1
+
+
 @pytest.mark.parametrize("way", ["bulk", "shared_memory"])
 def test_a_demanded_way_that_the_server_does_not_have(own_server: LocalServer, way: Any) -> None:
     announce(own_server)
