@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradserve_server.commands.parameters import metrics_text
-from gradserve_server.commands.servers import ask_all, described_servers, server_options, tell_problems
-from gradserve_server.commands.wording import as_plain, echo_json, json_option, table, tell
+from gradserve_server.commands.servers import ask_all, described_things, server_options, tell_problems
+from gradserve_server.commands.wording import echo_json, json_option, table, tell
 
 if TYPE_CHECKING:
     import gradserve
@@ -43,8 +43,7 @@ def history(address: str, timeout: float, container: str, name: str, as_json: bo
     found = [(each.index, run) for each in answers for run in each.value or ()]
     found.sort(key=lambda pair: -pair[1].ended)
     if as_json:
-        runs = [as_plain(run) if len(answers) == 1 else {"server": at, **as_plain(run)} for at, run in found]
-        echo_json({"runs": runs, **({} if len(answers) == 1 else {"servers": described_servers(answers)})})
+        echo_json(described_things("runs", found, answers))
     elif found:
         tell(*table(_HEADER, [_row(run) for _, run in found], frozenset({3})))
     else:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradserve_server.commands.servers import Answer, ask_all, described_servers, server_options, tell_problems
-from gradserve_server.commands.wording import as_plain, echo_json, json_option, tell
+from gradserve_server.commands.servers import Answer, ask_all, described_things, server_options, tell_problems
+from gradserve_server.commands.wording import echo_json, json_option, tell
 
 if TYPE_CHECKING:
     import gradserve
@@ -49,12 +49,8 @@ def logs(
 
     answers = ask_all(address, timeout, ask, **tls)
     if as_json:
-        found = [
-            as_plain(line) if len(answers) == 1 else {"server": each.index, **as_plain(line)}
-            for each in answers
-            for line in _lines(each)
-        ]
-        echo_json({"lines": found, **({} if len(answers) == 1 else {"servers": described_servers(answers)})})
+        found = [(each.index, line) for each in answers for line in _lines(each)]
+        echo_json(described_things("lines", found, answers))
         tell_problems(answers)
         return
     tell(*_text(answers))

@@ -23,7 +23,7 @@ from gradserve_server.commands.servers import (
     complete_names,
     connected,
     connection_options,
-    described_servers,
+    described_things,
     keep_address_argument,
     one_of,
     server_options,
@@ -34,7 +34,6 @@ from gradserve_server.commands.servers import (
 )
 from gradserve_server.commands.what_if import better_rules
 from gradserve_server.commands.wording import (
-    as_plain,
     compared_weights,
     duration,
     echo_json,
@@ -107,7 +106,8 @@ def ls(kind: str, address: str, timeout: float, container: str, name: str, as_js
         listed.sort(key=lambda pair: (pair[1].container, pair[1].name, pair[0]))
     total = sum(each.value.total for each in answers if each.value)
     if as_json:
-        echo_json(_described(kind, listed, total, answers))
+        counts = {} if kind == TENSORS else {f"num_{kind}": total}
+        echo_json(described_things(kind, listed, answers, **counts))
     elif listed:
         tell(*_shown(kind, listed, with_servers=len(answers) > 1))
     else:
@@ -123,16 +123,6 @@ class _Found:
 
     things: Sequence[Any]
     total: int
-
-
-def _described(
-    kind: str, listed: list[tuple[int, Any]], total: int, answers: Sequence[Answer[_Found]]
-) -> dict[str, Any]:
-    counts = {} if kind == TENSORS else {f"num_{kind}": total}
-    if len(answers) == 1:
-        return {kind: [thing for _, thing in listed], **counts}
-    things = [{"server": index, **as_plain(thing)} for index, thing in listed]
-    return {kind: things, **counts, "servers": described_servers(answers)}
 
 
 def _shown(kind: str, listed: list[tuple[int, Any]], *, with_servers: bool) -> list[str]:

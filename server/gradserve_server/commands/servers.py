@@ -1,7 +1,7 @@
 """The servers at an address, and what is on them: options that name these, completions, questions to each server."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from gradserve_protocol.variables import ADDRESS_VARIABLE, DEFAULT_ADDRESS
 from gradserve_server.commands.tls_options import tls_options
-from gradserve_server.commands.wording import ExitCode, tell_problem
+from gradserve_server.commands.wording import ExitCode, as_plain, tell_problem
 from gradserve_server.config.settings import SettingsError
 from gradserve_server.runtime.process import silence_grpc
 
@@ -274,6 +274,23 @@ def tell_problems(answers: Sequence[Answer[Any]]) -> None:
 def described_servers(answers: Sequence[Answer[Any]]) -> list[dict[str, Any]]:
     """Returns the servers, for JSON: which they are, and why they have not answered."""
     return [{"index": each.index, "address": each.address, "problem": each.problem} for each in answers]
+
+
+def described_things(
+    title: str, found: Iterable[tuple[int, Any]], answers: Sequence[Answer[Any]], **more: Any
+) -> dict[str, Any]:
+    """Returns what servers have, for JSON; if there are several, each thing with the index of its server, and these.
+
+    Args:
+        title: The name of the list of things.
+        found: The things, dataclasses, each after the index of its server.
+        answers: The answers of the servers.
+        more: What else there is to say.
+    """
+    if len(answers) == 1:
+        return {title: [as_plain(thing) for _, thing in found], **more}
+    things = [{"server": index, **as_plain(thing)} for index, thing in found]
+    return {title: things, **more, "servers": described_servers(answers)}
 
 
 ACCUMULATORS, PARAMETERS, LAYERS, TENSORS = "accumulators", "parameters", "layers", "tensors"

@@ -362,18 +362,14 @@ class Carrier:
             self._shown.show_user(connection.user_key)
         return None
 
-    async def _ask(
-        self, limit: TimeLimit, metadata: Metadata, watch: Watch | None
-    ) -> messages_pb2.IssueTicketResponse:
+    async def _ask(self, limit: TimeLimit, metadata: Metadata, watch: Watch | None) -> messages_pb2.IssueTicketResponse:
         """Asks for a ticket, with the metadata of the call that needs it."""
         # Of any size: how large the replies will be is not known.
         request = messages_pb2.IssueTicketRequest(
             client_id=self._client_id, direction=messages_pb2.IssueTicketRequest.DIRECTION_BOTH
         )
         question = Unary("SocketService", "IssueTicket", request, target=self._target)
-        issued: messages_pb2.IssueTicketResponse = await self._ask_over_grpc(
-            question, limit.timeout(), metadata, watch
-        )
+        issued: messages_pb2.IssueTicketResponse = await self._ask_over_grpc(question, limit.timeout(), metadata, watch)
         return issued
 
     async def _probe(self, metadata: Metadata, place: Place) -> None:
