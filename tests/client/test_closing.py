@@ -129,8 +129,8 @@ def test_closing_ends_in_time_where_answers_are_slow(name: str) -> None:
             case Pause(seconds):
                 now += seconds
             case Unary(method="CreateAccumulator", request=request):
-                info = accumulator_pb2.AccumulatorInfo(server_incarnation="first run")
-                info.accumulator.CopyFrom(request.accumulator)
+                assert isinstance(request, messages_pb2.CreateAccumulatorRequest)
+                info = accumulator_pb2.AccumulatorInfo(accumulator=request.accumulator, server_incarnation="first run")
                 info.spec.durability = accumulator_pb2.DURABILITY_ROUND
                 return messages_pb2.CreateAccumulatorResponse(info=info)
             case Unary(method="ApplyGradient"):

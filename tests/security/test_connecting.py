@@ -16,7 +16,7 @@ from gradserve.transport.settings import ConnectionSettings, SocketSettings, Tra
 from gradserve.transport.sockets.aio import AsyncConnection, SecureAsyncConnection
 from gradserve.transport.sockets.blocking import BlockingConnection, SecureBlockingConnection
 from gradserve.transport.sockets.choice import Place
-from gradserve.transport.sockets.connection import Connect, Connection
+from gradserve.transport.sockets.connection import Connect, Connection, TimeLimit
 from gradserve.transport.sockets.payloads import Payloads
 from gradserve_protocol.memory.pool import BufferPool
 from gradserve_protocol.tls import client_certificates
@@ -137,9 +137,10 @@ def test_a_bulk_connection(servers: Servers, certificates: Certificates, case: C
     grant = Grant("me", to_server=True, to_client=True, max_payload_bytes=1 << 20, peer=peer)
     ticket = server.inspect(lambda running: running.sockets.context.tickets.issue(grant))
     host, _, port = bulk_address(server).partition(":")
-    step = Connect(Place(Way.BULK, host, int(port)), ticket, "me", Payloads(BufferPool(0)), host)
     tls = tls_of(certificates, case.client)
     settings = settings_of(tls, Transport.BULK)
+    limit = TimeLimit(None, settings)
+    step = Connect(Place(Way.BULK, host, int(port)), ticket, "me", Payloads(BufferPool(0)), host, limit)
 
     async def open_and_close(kind: type[Connection]) -> None:
         connection = await kind.open(step, settings)
