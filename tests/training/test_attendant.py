@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,27 @@ def test_a_rest_however_short_is_enough(training: Training) -> None:
     assert training.requests.answer_given is not None
     weight, at = training.requests.answer_given
     assert weight == at > 0
+
+
+def test_a_rest_that_is_interrupted_is_over(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the end of a rest waits for a copy: what changes from then on is no state of that step."""
+    wait_for = training.attendant._changed.wait_for
+
+    def interrupted(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return wait_for(predicate, timeout)
+
+    training.weight = np.array(1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.attendant._changed, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt), training.attendant.at_rest(1, ["me", "other"]):
+            pass
+        training.weight = np.array(-1.0)
+    for _ in range(2):
+        training.requests.asked.clear()
+        assert training.requests.asked.wait(PATIENCE_SECONDS)
+    assert training.requests.answer_given in (None, (1.0, 1))
 
 
 PROBLEMS: dict[str, tuple[Any, str]] = {

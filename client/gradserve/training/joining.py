@@ -339,8 +339,10 @@ class Attendant:
             yield
         finally:
             with self._changed:
-                self._changed.wait_for(lambda: not self._is_wanted)
-                self._step = None
+                try:
+                    self._changed.wait_for(lambda: not self._is_wanted)
+                finally:
+                    self._step = None
 
     def use(self, joining: Joining) -> None:
         """Looks for requests elsewhere from now on: after a restart of the server."""
