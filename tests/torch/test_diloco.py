@@ -1,6 +1,7 @@
 """DiLoCo and LocalSGD: models that train by themselves and synchronize through parameters on a server."""
 
 import json
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -327,6 +328,20 @@ def test_a_worker_that_goes_back_after_a_failure(clients: list[gradserve.Client]
     with one.diloco:
         one.walk()
         assert (one.weight, one.diloco.num_failed) == (0.0, 1)
+
+
+def test_a_worker_goes_on_after_values_that_the_server_refuses(clients: list[gradserve.Client], name: str) -> None:
+    """Its next update is of the values that it has then, with the work since the last one that counted."""
+    walker = Walker(clients[0], name, math.nan, num_required=1)
+    with walker.diloco as diloco:
+        with pytest.raises(gradserve.InvalidArgumentError, match="finite"):
+            walker.walk()
+        walker.speed = 1.0
+        torch.nn.init.zeros_(walker.model.weight)
+        walker.walk()
+        assert (walker.weight, diloco.version) == (2.0, 1)
+    (record,) = clients[0].parameters(shared_name=name).rounds()
+    assert record.updates[0].weight_asked == 4
 
 
 def test_an_update_that_is_too_late(clients: list[gradserve.Client], name: str) -> None:

@@ -329,6 +329,10 @@ class Fragment:
         self._update.request_id = error.request_id or self._update.request_id
         return {}
 
+    def forget_update(self) -> None:
+        """Forgets an update that the server has refused: the next one is of the values that there are then."""
+        self._update = None
+
     def _begin_again(self, local: Local) -> dict[str, Any]:
         """Gives the version last loaded to a server that has lost its state; keeps what was done since.
 
@@ -492,10 +496,14 @@ class DilocoWorker:
 
     def _end(self, begun: _Synchronization, local: Local) -> dict[str, Any]:
         fragment = begun.fragment
-        if begun.result is None:
-            result = fragment.push(begun.update, self.worker_id, self._timeout)
-        else:
-            result = begun.result.result()
+        try:
+            if begun.result is None:
+                result = fragment.push(begun.update, self.worker_id, self._timeout)
+            else:
+                result = begun.result.result()
+        except InvalidArgumentError:
+            fragment.forget_update()
+            raise
         if isinstance(result, GradserveError):
             self.num_failed += 1
             _log.warning("no synchronization of %s, training goes on: %s", fragment.parameters.name, result)
