@@ -168,6 +168,34 @@ class TestExactlyOnce:
         await apply(acc, 1, call=RequestId("c", 1))
         assert acc.num_accumulated == 3
 
+    async def test_a_client_that_waits_is_not_silent(self) -> None:
+        bench = Bench(client_memory_seconds=10)
+        acc = bench.accumulator()
+        first = asyncio.create_task(push_pull(acc, 1, num_required=3, call=ID))
+        await turns()
+        bench.now = 11
+        await apply(acc, 3, call=RequestId("b", 1))
+        second = asyncio.create_task(push_pull(acc, 1, num_required=3, call=ID))
+        await turns()
+        assert acc.num_accumulated == 2
+        await apply(acc, 5, call=RequestId("b", 2))
+        assert [(value_of(average), duplicate) for _, average, duplicate in (await first, await second)] == [
+            ([3], False),
+            ([3], True),
+        ]
+
+    async def test_a_client_that_has_waited_for_long_was_heard_of(self) -> None:
+        bench = Bench(max_clients=2, client_memory_seconds=10)
+        acc = bench.accumulator()
+        waiting = asyncio.create_task(push_pull(acc, 1, num_required=2, call=RequestId("a", 1)))
+        await turns()
+        bench.now = 11
+        await apply(acc, 1, call=RequestId("b", 1))
+        await waiting
+        bench.now = 20
+        with pytest.raises(ResourceExhaustedError, match="too many clients"):
+            await apply(acc, 1, local_step=1, call=RequestId("c", 1))
+
     async def test_apply_goes_on_when_its_caller_is_gone(self) -> None:
         compute = HeldCompute()
         acc = Bench(compute).accumulator()

@@ -151,6 +151,28 @@ async def test_grace_waits_for_latecomers(bench: ParametersBench) -> None:
     assert made.records(0, 10)[0][0].reason == "grace"
 
 
+async def test_a_worker_that_has_waited_for_long_is_expected_in_the_next_round(bench: ParametersBench) -> None:
+    made = await bench.parameters(rounds={"num_required": 1, "expected": "alive", "grace": 100.0})
+
+    def push_pull(worker_id: str, number: int) -> asyncio.Task[Any]:
+        contribution = Contribution(local_step=made.state.step, worker_id=worker_id)
+        update = opened({"w": [1, 1]})
+        return asyncio.create_task(made.push_pull(RequestId(worker_id, number), contribution, update, None))
+
+    first = [push_pull(worker_id, 1) for worker_id in "ab"]
+    await asyncio.sleep(0)
+    bench.now += 100
+    made.go_on()
+    await asyncio.gather(*first)
+    bench.now += 1
+    second = [push_pull("a", 2)]
+    await asyncio.sleep(0)
+    assert (made.state.step, made.state.worker_ids) == (1, ("a",))
+    second.append(push_pull("b", 2))
+    await asyncio.gather(*second)
+    assert made.records(1, 1)[0][0].reason == "expected"
+
+
 async def test_a_deadline_with_too_few_updates_fails_the_waiting(bench: ParametersBench) -> None:
     made = await bench.parameters(rounds={"num_required": 3, "min_required": 2, "deadline": 0.03125})
     pull = asyncio.ensure_future(made.push_pull(None, Contribution(worker_id="a"), opened({"w": [2, 0]}), None))

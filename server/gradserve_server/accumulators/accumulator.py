@@ -215,7 +215,8 @@ class Accumulator:
                     self.queue.append(waiter)
                     self._changes.serve_takers()
                 try:
-                    average = await self._waits.until_answered(waiter, timeout)
+                    with self._ledger.calls.waiting(call, *contribution.calls):
+                        average = await self._waits.until_answered(waiter, timeout)
                 except DeadlineExceededError as error:
                     if applied.outcome is Outcome.ALREADY_COUNTED:
                         error.field = NOT_COUNTED_FIELD

@@ -206,7 +206,11 @@ class CallMemory(Generic[RecordT]):
 
         Entering it raises ResourceExhaustedError if too many clients are remembered already.
         """
-        return _Running(self, calls)
+        return _Running(self, calls, self.begin)
+
+    def waiting(self, *calls: RequestId | None) -> AbstractContextManager[None]:
+        """Notes for the duration of a block that remembered calls wait, so that their clients are not silent."""
+        return _Running(self, calls, self._go_on)
 
     def begin(self, call: RequestId) -> ClientWindow[RecordT]:
         """Notes that a call has begun; returns the window of its client.
@@ -226,6 +230,13 @@ class CallMemory(Generic[RecordT]):
             )
         window = known or self._heard_of(call.client_id)
         window.num_running += 1
+        return window
+
+    def _go_on(self, call: RequestId) -> ClientWindow[RecordT] | None:
+        """Notes that a remembered call goes on; returns the window of its client, None if that was forgotten."""
+        window = self._clients.get(call.client_id)
+        if window is not None:
+            window.num_running += 1
         return window
 
     def end(self, call: RequestId, window: ClientWindow[RecordT]) -> None:
@@ -266,18 +277,24 @@ class CallMemory(Generic[RecordT]):
 class _Running(AbstractContextManager[None]):
     """The context of calls in flight; those without an id are ignored."""
 
-    __slots__ = ("_begun", "_calls", "_memory")
+    __slots__ = ("_begin", "_begun", "_calls", "_memory")
 
-    def __init__(self, memory: CallMemory[Any], calls: Sequence[RequestId | None]) -> None:
+    def __init__(
+        self,
+        memory: CallMemory[Any],
+        calls: Sequence[RequestId | None],
+        begin: Callable[[RequestId], ClientWindow[Any] | None],
+    ) -> None:
         self._memory = memory
         self._calls = calls
+        self._begin = begin
         self._begun: list[tuple[RequestId, ClientWindow[Any]]] = []
 
     def __enter__(self) -> None:
         try:
             for call in self._calls:
-                if call is not None:
-                    self._begun.append((call, self._memory.begin(call)))
+                if call is not None and (window := self._begin(call)) is not None:
+                    self._begun.append((call, window))
         except ResourceExhaustedError:
             self.__exit__()
             raise
