@@ -1,21 +1,32 @@
 """set_global_step(drop_gradients=True): the gradients of the round do not count, and those who wait learn so."""
 
 import asyncio
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gradserve
+from gradserve_server.accumulators.gradient import Contribution, Gradient, OpenGradient, SparseSlices
 from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.ledger import Event
 from gradserve_server.accumulators.rounds import Outcome
-from gradserve_server.errors import AbortedError
+from gradserve_server.accumulators.spec import ComponentSpec, Layout, PartialShape
+from gradserve_server.errors import ResourceExhaustedError
+from gradserve_server.resources.registry import ResourceKey
+from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage.journal import Durability
-from tests.accumulators.bench import Bench, apply, push_pull, take, turns, value_of
-from tests.accumulators.durable.disk import Disk
+from gradserve_server.storage.store import Change
+from tests.accumulators.bench import F32, Bench, apply, opened, push_pull, take, turns, value_of
+from tests.accumulators.durable.disk import Disk, ledger_of
+from tests.journals import ListedJournal
 from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.trees.servers import running_tree_on
+
+LEVELS = [Durability.ROUND, Durability.GRADIENT]
 
 
 async def test_who_waits_for_the_round_is_late(bench: Bench) -> None:
@@ -78,8 +89,52 @@ async def test_back_to_an_earlier_step(bench: Bench) -> None:
     assert acc.state.kept_steps == (1, 2)
 
 
-@pytest.mark.parametrize("durability", [Durability.ROUND, Durability.GRADIENT])
-async def test_after_a_crash(tmp_path: Path, durability: Durability) -> None:
+async def test_who_asks_again_while_they_are_dropped_waits(bench: Bench) -> None:
+    journal: ListedJournal[Event] = ListedJournal()
+    acc = Bench(journal=journal).accumulator()
+    call = RequestId("a", 1)
+    first = asyncio.create_task(push_pull(acc, 1, num_required=2, call=call))
+    await turns()
+    journal.go_on.clear()
+    setting = asyncio.create_task(acc.set_global_step(5, drop_gradients=True))
+    again = asyncio.create_task(push_pull(acc, 1, num_required=2, call=call))
+    await turns()
+    assert not again.done()
+    assert acc.outcome_of(call) == ("accepted", 0)
+    journal.failure = ResourceExhaustedError("no")
+    journal.go_on.set()
+    with pytest.raises(ResourceExhaustedError):
+        await setting
+    journal.failure = None
+    await apply(acc, 3)
+    assert [value_of((await each)[1]) for each in (first, again)] == [[2], [2]]
+
+
+async def test_sparse_and_held_gradients(bench: Bench) -> None:
+    component = ComponentSpec("", F32, PartialShape((4, 1)), Layout.SPARSE)
+
+    def rows(index: int, value: float) -> OpenGradient:
+        slices = SparseSlices(np.array([index]), np.array([[value]], np.float32))
+        return opened(Gradient({"": slices}))
+
+    for deterministic in (False, True):
+        acc = bench.accumulator(component, key=ResourceKey("test", str(deterministic)), deterministic=deterministic)
+        await acc.apply(None, Contribution(worker_id="a"), rows(0, 100))
+        await acc.set_global_step(1, drop_gradients=True)
+        assert acc.num_bytes == 0
+        await acc.apply(None, Contribution(1, worker_id="a"), rows(1, 3))
+        average, _ = await take(acc, 1)
+        found = average.values[""]
+        assert (average.step, found.indices.tolist(), found.values.tolist()) == (2, [1], [[3]])
+
+
+@pytest.mark.parametrize("shortens", [False, True], ids=["events", "a snapshot"])
+@pytest.mark.parametrize("durability", LEVELS)
+async def test_after_a_crash(
+    tmp_path: Path, durability: Durability, shortens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shortens:
+        monkeypatch.setattr(journal_module, "MOST_EVENTS", 1)
     disk = await Disk.open(tmp_path / "state")
     acc = await disk.create(durability=durability, keep_averages=8)
     call = RequestId("a", 1, unanswered=frozenset({1}))
@@ -87,14 +142,43 @@ async def test_after_a_crash(tmp_path: Path, durability: Durability) -> None:
     await turns()
     await acc.set_global_step(5, drop_gradients=True)
     assert (await waiting)[0].outcome is Outcome.STALE
+    await disk.shortened()
     after = await disk.after_crash()
     found = after.found()
+    assert ledger_of(found) == ledger_of(acc)
     state = found.state
     assert (state.global_step, state.num_accumulated, state.kept_steps) == (5, 0, ())
-    with pytest.raises(AbortedError, match="no longer kept"):
-        await push_pull(found, 1, num_required=2, worker_id="a", call=call)
+    assert found.outcome_of(call) == ("dropped", 0)
+    applied, average, duplicate = await push_pull(found, 1, num_required=2, worker_id="a", call=call)
+    assert (applied.outcome, average, duplicate) == (Outcome.STALE, None, True)
     for each in (disk, after):
         each.store.close()
+
+
+@pytest.mark.parametrize("durability", LEVELS)
+async def test_a_crash_leaves_the_round_or_the_step(
+    tmp_path: Path, durability: Durability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = await Disk.open(tmp_path / "state")
+    acc = await disk.create(durability=durability, keep_averages=8)
+    waiting = asyncio.create_task(push_pull(acc, 1, num_required=2, worker_id="a"))
+    await turns()
+    crashed: list[tuple[int, tuple[int, ...]]] = []
+    commit = disk.store.commit
+
+    async def commit_and_crash(change: Change) -> None:
+        await commit(change)
+        after = await disk.after_crash()
+        state = after.found().state
+        crashed.append((state.global_step, state.kept_steps))
+        after.store.close()
+        shutil.rmtree(after.path)
+
+    monkeypatch.setattr(disk.store, "commit", commit_and_crash)
+    await acc.set_global_step(5, drop_gradients=True)
+    assert (await waiting)[0].outcome is Outcome.STALE
+    assert crashed == [(5, ())]
+    disk.store.close()
 
 
 @pytest.mark.parametrize("num_servers", [1, 2], ids=["one server", "sharded"])

@@ -29,6 +29,7 @@ EXAMPLES: list[Event] = [
     RoundEnded(),
     RoundEnded(ID),
     StepSet((1 << 63) - 1),
+    StepSet(-1, (2, 3), drops_round=True),
     AnswersReceived("ü", (1, (1 << 63) - 1)),
     ClientsForgotten(("a", "b")),
 ]
@@ -52,6 +53,9 @@ async def test_each_change_is_one_event() -> None:
     await apply(acc, 1, local_step=3, worker_id="w")
     await take(acc, 1, RequestId("a", 2))
     await push_pull(acc, 5, num_required=1, local_step=4, worker_id="w")
+    await apply(acc, 1, local_step=5)
+    await acc.set_global_step(7, drop_gradients=True)
+    await acc.set_global_step(8, drop_gradients=True)
     assert journal.events == [
         StepSet(3),
         GradientAnswered(RequestId("a", 1), Contribution(2), Outcome.STALE),
@@ -59,6 +63,9 @@ async def test_each_change_is_one_event() -> None:
         RoundEnded(RequestId("a", 2)),
         GradientAnswered(None, Contribution(4, worker_id="w"), Outcome.ACCEPTED, awaits_average=True),
         RoundEnded(),
+        GradientAnswered(None, Contribution(5), Outcome.ACCEPTED),
+        StepSet(7, drops_round=True),
+        StepSet(8),
     ]
 
 

@@ -157,14 +157,19 @@ class Accumulator:
                 return self._answer(self._averages.of_round(taken.round)), True
             if first is not None:
                 assert isinstance(first, Waiter), "gradients are refused above"
-                return self._answer(await self._waits.until_answered(first, timeout)), True
+                return await self._taken(first, timeout), True
             waiter = Waiter(closing, call=call)
             self.queue.append(waiter)
             self._changes.serve_takers()
             if not waiter.answer.done():
                 self._under_way.begin(call, waiter)
                 waiter.answer.add_done_callback(lambda _: self._under_way.end(call, waiter))
-            return self._answer(await self._waits.until_answered(waiter, timeout)), False
+            return await self._taken(waiter, timeout), False
+
+    async def _taken(self, waiter: Waiter, timeout: float | None) -> Average:
+        average = await self._waits.until_answered(waiter, timeout)
+        assert average is not None, "only a push_pull waits for one round"
+        return self._answer(average)
 
     async def push_pull(
         self,
@@ -221,7 +226,7 @@ class Accumulator:
                     if applied.outcome is Outcome.ALREADY_COUNTED:
                         error.field = NOT_COUNTED_FIELD
                     raise
-                if not applied.still_counts():
+                if average is None:
                     return self._as_stale(applied, call, duplicate)
                 return applied, self._answer(average), duplicate
             finally:

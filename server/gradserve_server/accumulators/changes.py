@@ -10,7 +10,7 @@ from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.incoming import check_epoch, not_as_a_sum
 from gradserve_server.accumulators.journal import AccumulatorJournal
 from gradserve_server.accumulators.ledger import Event, GradientAnswered, Ledger, StepSet
-from gradserve_server.accumulators.rounds import AccumulatorObserver, Applied, ClosingRule, Outcome, RoundGate
+from gradserve_server.accumulators.rounds import AccumulatorObserver, Applied, Outcome, RoundGate
 from gradserve_server.accumulators.sharding.shard import Shard
 from gradserve_server.accumulators.sums.round_sum import RoundSum
 from gradserve_server.accumulators.waits import TakeQueue, Waiter
@@ -261,15 +261,19 @@ class RoundChanges:
 
     async def _set_global_step(self, step: int, *, drop_gradients: bool = False) -> None:
         rounds = self.ledger.rounds
-        is_back = step < rounds.global_step
-        abandoned = self.averages.beyond(step) if is_back else ()
-        if drop_gradients and step != rounds.global_step and rounds.members.count:
-            abandoned += (rounds.current.number,)
-            await self._drop_round()
-            self.check_open()
-        event = StepSet(step, abandoned)
+        dropped, is_back = rounds.current, step < rounds.global_step
+        event = StepSet(
+            step,
+            self.averages.beyond(step) if is_back else (),
+            drop_gradients and step != rounds.global_step and rounds.members.count > 0,
+        )
         await self.record(event)
-        self.ledger.replay(event)
+        self.ledger.set_step(event)
+        if event.drops_round:
+            self.sum.drop()
+            self._member_bytes.settle()
+            self.observer.on_drop()
+            self.queue.drop(dropped)
         if self._closed is None:
             self.averages.step_set(step, event.abandoned)
 
@@ -329,15 +333,6 @@ class RoundChanges:
         await self.sum.commit(staged)
         return staged.gradient.nbytes, written
 
-    async def _drop_round(self) -> None:
-        """Ends the round without an average: its gradients do not count."""
-        dropped = self.ledger.rounds.current
-        dropped.is_dropped = True
-        try:
-            await self.end_round(Waiter(ClosingRule(1)))
-        finally:
-            dropped.is_dropped = dropped.step is not None
-
     async def end_round(self, head: Waiter) -> None:
         """Ends the round; only within a change.
 
@@ -377,10 +372,7 @@ class RoundChanges:
         if self._closed is not None:
             average.release()
             return
-        if ended.is_dropped:
-            average.release()
-        else:
-            self.averages.add(average, answered)
+        self.averages.add(average, answered)
         self.sum.settle()
         self.queue.serve(head, ended, average)
 

@@ -237,20 +237,28 @@ class FileJournal(Journal[Event]):
         if self.has_ended:
             return
         if isinstance(event, StepSet):
-            # Together with the averages that it drops: a crash leaves both or neither.
-            change = Change()
-            self.write(change, event)
-            dropped = self._take(event.abandoned)
-            self._remove(change, dropped)
-            try:
-                await self.store.commit(change)
-            except BaseException:
-                self._averages |= dropped
-                raise
+            await self._set_step(event)
             return
         self.note(event)
         if self.num_noted > _MOST_NOTED and self._durability is Durability.GRADIENT:
             self.store.add(self.change())
+
+    async def _set_step(self, event: StepSet) -> None:
+        """Writes a new step, together with all that it drops: a crash leaves both or neither."""
+        # A round that is dropped was not written at ROUND, and is to be known all the same.
+        change = self.change() if event.drops_round else Change()
+        self.write(change, event)
+        averages, gradients = self._take(event.abandoned), self._gradients
+        self._remove(change, averages)
+        if event.drops_round:
+            self._remove_gradients(change)
+        try:
+            await self.store.commit(change)
+        except BaseException:
+            self._averages |= averages
+            self._gradients = gradients
+            raise
+        self.shorten()
 
     async def accept(self, event: GradientAnswered, gradient: Gradient) -> asyncio.Future[None] | None:
         """Writes a gradient with its event, at level GRADIENT; otherwise notes the event alone."""
@@ -289,8 +297,7 @@ class FileJournal(Journal[Event]):
         if seen is not None and self.tables.seen:
             self._keep_seen(change, average.round_number, seen)
         self.add_result(change, average, answered)
-        change.remove(self._gradients)
-        self._gradients = []
+        self._remove_gradients(change)
         await self.store.commit(change)
         self.shorten()
 
@@ -306,7 +313,7 @@ class FileJournal(Journal[Event]):
         )
 
     def add_result(self, change: Change, average: Average, answered: Sequence[RequestId]) -> None:
-        """Adds the result of a round to a change, in place of the gradients of the round."""
+        """Adds the result of a round to a change."""
         space, self._space = self._space, None
         blob, layout = put_values(self.store, change, average.values, space)
         tables = self.tables
@@ -314,7 +321,6 @@ class FileJournal(Journal[Event]):
             f"INSERT INTO {tables.averages} ({tables.resource}, round, record, names, blob) VALUES (?, ?, ?, ?, ?)",
             *(self.number, average.round_number, json.dumps(average_record(average, answered)), layout, blob),
         )
-        change.execute(f"DELETE FROM {tables.gradients} WHERE {tables.resource} = ?", self.number)
         self._averages[average.round_number] = blob
 
     def forget(self, rounds: Collection[int]) -> None:
@@ -333,6 +339,12 @@ class FileJournal(Journal[Event]):
         change.remove([*self._gradients, *self._averages.values(), *self.shard.end()])
         self._gradients, self._averages = [], {}
         return change
+
+    def _remove_gradients(self, change: Change) -> None:
+        """Adds the removal of the gradients of the round to a change, and forgets them."""
+        change.execute(f"DELETE FROM {self.tables.gradients} WHERE {self.tables.resource} = ?", self.number)
+        change.remove(self._gradients)
+        self._gradients = []
 
     def _take(self, rounds: Collection[int]) -> dict[int, int]:
         """Returns the blobs of the averages of rounds, and forgets them."""

@@ -42,15 +42,17 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepSet:
-    """A change of the step, which leaves the round as it is.
+    """A change of the step.
 
     Attributes:
         global_step: The new step.
         abandoned: The rounds whose averages are dropped, as they led beyond that step.
+        drops_round: Whether the gradients of the round do not count; otherwise they stay in it.
     """
 
     global_step: int
     abandoned: tuple[int, ...] = ()
+    drops_round: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,13 @@ class Ledger:
         self._awaiting.clear()
         return ended
 
+    def set_step(self, event: StepSet) -> None:
+        """Sets the step, and drops the round if the event says so."""
+        if event.drops_round:
+            self.rounds.drop()
+            self._awaiting.clear()
+        self.rounds.set_global_step(event.global_step)
+
     @property
     def num_named(self) -> int:
         """The number of workers whose ids are kept."""
@@ -252,8 +261,8 @@ class Ledger:
                 self.answer(event)
             case RoundEnded():
                 self.end_round(event)
-            case StepSet(global_step):
-                self.rounds.set_global_step(global_step)
+            case StepSet():
+                self.set_step(event)
             case AnswersReceived():
                 self._receive(event)
             case ClientsForgotten(client_ids):

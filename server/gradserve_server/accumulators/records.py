@@ -166,8 +166,8 @@ def fill_ledger(ledger: Ledger, record: Record) -> None:
 
 
 def _call_row(sequence: int, call: CallRecord[Answer]) -> list[Any]:
-    answer = call.record
-    ended = None if answer.round is None else [answer.round.number, answer.round.step]
+    answer, joined = call.record, call.record.round
+    ended = None if joined is None else [joined.number, joined.step, *([True] if joined.is_dropped else [])]
     row = [sequence, call.fingerprint.hex(), ended]
     if isinstance(answer, Applied):
         row += [answer.outcome.value, answer.global_step, answer.num_accumulated]

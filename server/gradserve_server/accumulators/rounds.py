@@ -30,7 +30,7 @@ class Round:
 
     Attributes:
         number: The number of the round. Steps may repeat if they are set back; numbers do not.
-        step: The global_step that the round led to; None while it is open.
+        step: The global_step that the round led to; None while it is open, and if it was dropped.
         is_dropped: Whether it has ended without an average, and its gradients do not count.
     """
 
@@ -230,16 +230,25 @@ class Rounds:
 
     def close(self) -> Round:
         """Ends the current round and begins the next; returns the ended round, with its step."""
-        closed, members = self.current, self.members
-        self.comparison.end_round(self.global_step, members.digests)
+        closed = self.current
+        self.comparison.end_round(self.global_step, self.members.digests)
         if self.next_step < self.global_step:
             self.epoch += 1
         self.global_step = self.next_step
         closed.step = self.global_step
-        self.all_workers_known = not members.num_nameless
-        self.current, self.members = Round(closed.number + 1), Members()
-        self._missing = members.workers
+        self._begin_round()
         return closed
+
+    def drop(self) -> None:
+        """Begins the next round at the same step; the contributions of the current one do not count."""
+        self.current.is_dropped = True
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        members = self.members
+        self.all_workers_known = not members.num_nameless
+        self.current, self.members = Round(self.current.number + 1), Members()
+        self._missing = members.workers
 
     def set_global_step(self, step: int) -> None:
         """Sets the step, which begins an epoch; contributions in the round stay in it."""
@@ -419,7 +428,7 @@ class AccumulatorObserver(Protocol):
         ...
 
     def on_drop(self) -> None:
-        """Called when the gradients of the current round have been dropped, because other values were loaded."""
+        """Called when the gradients of the round were dropped: the step was set, or other values were loaded."""
         ...
 
     def on_close(self) -> None:

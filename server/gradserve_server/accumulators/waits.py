@@ -30,8 +30,8 @@ class Waiter:
         closing: The rule by which it ends a round.
         round: The round of a push_pull, whose end always answers it; None for a take.
         call: The id of the first call that waits here, if it has one.
-        answer: A future of the average, or of the error that ended the wait; cancelled when the last waiting call
-            gives up.
+        answer: A future of the average, of None if the round was dropped, or of the error that ended the wait;
+            cancelled when the last waiting call gives up.
         listeners: The number of calls that wait for the answer; a retry joins the first call here.
         serving: Whether its average is being computed, so that an answer is certain.
     """
@@ -40,7 +40,7 @@ class Waiter:
         self.closing = closing
         self.call = call
         self.round: Round | None = None
-        self.answer: asyncio.Future[Average] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Average | None] = asyncio.get_running_loop().create_future()
         self.listeners = 0
         self.serving = False
 
@@ -93,8 +93,14 @@ class TakeQueue:
 
     def serve(self, head: Waiter, closed: Round, average: Average) -> None:
         """Answers the head of the queue, and every push_pull whose round has ended."""
-        served = [head, *self._by_round.get(closed, ())]
-        for waiter in served:
+        self._answer([head, *self._by_round.get(closed, ())], average)
+
+    def drop(self, dropped: Round) -> None:
+        """Answers every push_pull of a round that was dropped."""
+        self._answer([*self._by_round.get(dropped, ())], None)
+
+    def _answer(self, waiters: Iterable[Waiter], average: Average | None) -> None:
+        for waiter in waiters:
             self.remove(waiter)
             if not waiter.answer.done():
                 waiter.answer.set_result(average)
@@ -312,8 +318,11 @@ class Waits:
         self._diagnosis = Diagnosis(name, rounds, queue, wording)
         self._observer = observer
 
-    async def until_answered(self, waiter: Waiter, timeout: float | None) -> Average:
+    async def until_answered(self, waiter: Waiter, timeout: float | None) -> Average | None:
         """Waits until a waiter is answered, for at most `timeout` seconds; None for no limit.
+
+        Returns:
+            The average; None for a push_pull whose round was dropped.
 
         Raises:
             DeadlineExceededError: It was not answered in time, and has left the queue.
@@ -325,7 +334,8 @@ class Waits:
             with self._observer.waiting() as wait:
                 async with asyncio.timeout(timeout):
                     average = await asyncio.shield(waiter.answer)
-                wait.served(average.step)
+                if average is not None:
+                    wait.served(average.step)
                 return average
         except TimeoutError:
             if waiter.serving or waiter.answer.done():

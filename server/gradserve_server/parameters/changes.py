@@ -28,7 +28,6 @@ from gradserve_server.parameters.queue import UpdateQueue
 from gradserve_server.parameters.record import RoundRecord, RoundRecords
 from gradserve_server.parameters.round_rules import RoundRules
 from gradserve_server.parameters.spec import ParametersSpec, Rules
-from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Loaded, OptimizerState, Variables
 from gradserve_server.parameters.versions import Version, Versions, version_of
 from gradserve_server.resources.budget import Reservation
@@ -110,7 +109,6 @@ class Changer:
         self._memory = machine.memory
         self._place = machine.changes.sum.place
         self._versions = cast(Versions, machine.changes.averages)
-        self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
 
     async def copy_state(
         self, memory: Reservation, has_left: Callable[[], bool], optimizer: Optimizer | None
@@ -240,7 +238,7 @@ class Changer:
                 sum_.settle()
                 raise
             load()
-            self._updates.drop()
+            sum_.summation.drop()  # its memory and that of the version count until the version is kept
             self._changes.observer.on_drop()
             number = ledger.rounds.current.number
             record = None if is_first else self._versions.record_of_load(event)

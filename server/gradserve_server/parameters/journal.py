@@ -340,6 +340,7 @@ class ParametersJournal(FileJournal):
         change = Change()
         self.write(change, event)
         await self.store.commit(change)
+        self.shorten()
 
     async def reserve(self, num_bytes: int) -> None:
         """Reserves disk space for the version of the round, and the state of its optimizer.

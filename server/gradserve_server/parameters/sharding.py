@@ -23,7 +23,6 @@ from gradserve_server.parameters.changes import Changer, Changes, Machine
 from gradserve_server.parameters.ledger import UpdateAnswered
 from gradserve_server.parameters.queue import UpdateQueue
 from gradserve_server.parameters.record import DecidedRound
-from gradserve_server.parameters.update_sum import HeldUpdates, RunningUpdates
 from gradserve_server.parameters.variables import Loaded
 from gradserve_server.parameters.versions import Versions
 from gradserve_server.resources.budget import Reservation
@@ -56,7 +55,6 @@ class Follower:
         self._shard = shard
         self._changes, self._ledger = machine.changes, machine.ledger
         self._versions = cast(Versions, machine.changes.averages)
-        self._updates = cast(RunningUpdates | HeldUpdates, machine.changes.sum.summation)
         self._held: dict[str, tuple[Loaded, Reservation]] = {}
 
     async def hold(self, load_id: str, loaded: Loaded) -> None:
@@ -152,8 +150,7 @@ class Follower:
                 await total.add_of(each, contribution)
                 await total.finish()
         except BaseException:
-            self._updates.drop()
-            total.settle()
+            total.drop()
             raise
         async for each, contribution in InTurns(members):
             event = UpdateAnswered(

@@ -232,17 +232,14 @@ class RunningUpdates:
                 )
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
             variables.reports = tuple(self._reports)
-            self._clear()
+            self.drop()
             return dict(version)
 
         return Staged(end, 2 * self._nbytes + self._variables.nbytes + self._spec.version_bytes)
 
     def drop(self) -> None:
-        """Drops the sums, as other values were loaded."""
+        """Drops the sums."""
         self._pending = None
-        self._clear()
-
-    def _clear(self) -> None:
         self._sums, self._divisors, self._nbytes, self._first = {}, {}, 0, frozenset()
         self._reports = []
 
@@ -338,7 +335,7 @@ class HeldUpdates(HeldGradients):
             updates = {name: ReducedUpdate(value, None, 1.0, 1.0) for name, value in reduced.items()}
             version = step(updates, rules.optimizer, rules.schedule.factor(variables.rounds))
             variables.reports = reports
-            self._clear()
+            self.drop()
             return dict(version)
 
         return Staged(end, variables.nbytes + spec.version_bytes)
@@ -362,10 +359,6 @@ class HeldUpdates(HeldGradients):
         norms = [[each.squared_norm for each in one.measured] for one in contributions]
         pairs = combinations(contributions, 2) if self._spec.measures_distances else ()
         return Elsewhere(norms, [_distances_of(*pair) for pair in pairs])
-
-    def drop(self) -> None:
-        """Drops the updates, as other values were loaded."""
-        self._clear()
 
 
 def _distances_of(one: Contribution, other: Contribution) -> list[Terms]:

@@ -233,6 +233,12 @@ class RoundSum:
         self._shapes = self.summation.shapes
         return await self._compute.run(max(staged.work, self._least_work), staged.commit)
 
+    def drop(self) -> None:
+        """Begins the next round without a result of this one."""
+        self.summation.drop()
+        self._shapes = self.summation.shapes
+        self.settle()
+
     async def finish(self) -> None:
         """Carries out what is left of an addition. From then on its gradient is no longer used."""
         try:

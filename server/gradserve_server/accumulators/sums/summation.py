@@ -78,6 +78,10 @@ class Summation(Protocol):
         """Carries out what is left of the latest addition, which the end of a round may have done; cannot fail."""
         ...
 
+    def drop(self) -> None:
+        """Begins the next round without a result of this one; cannot fail."""
+        ...
+
     @property
     def averaging_work(self) -> int:
         """The number of bytes that `stage_average` processes."""
@@ -228,6 +232,13 @@ class ArrivalOrderSum:
         else:
             self._place.reducer.add_scaled(self._sums, addition.values, addition.weight)
 
+    def drop(self) -> None:
+        """Drops the sums."""
+        if self._sparse is not None:
+            self._sparse = SparseSums(self._spec)
+        self._sums, self._dense_nbytes, self._sparse_nbytes = [], 0, 0
+        self._pending = None
+
     @property
     def averaging_work(self) -> int:
         """The number of bytes that `stage_average` processes: the quotients of sparse sums are new arrays."""
@@ -325,7 +336,8 @@ class HeldGradients:
         self._held.append((contribution, gradient))
         self._nbytes += gradient.nbytes
 
-    def _clear(self) -> None:
+    def drop(self) -> None:
+        """Drops the gradients."""
         self._held, self._nbytes = [], 0
 
     @property
@@ -389,7 +401,7 @@ class WorkerOrderSum(HeldGradients):
         result = _in_order(self._spec, {name: end_sparse() for name, end_sparse in ends.items()}, dense)
 
         def end() -> dict[str, Value]:
-            self._clear()
+            self.drop()
             return result
 
         return Staged(end)
