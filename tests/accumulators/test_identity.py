@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from gradserve_server.accumulators.gradient import Contribution
+from gradserve_server.accumulators.gradient import Contribution, Gradient
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.spec import (
     ComponentSpec,
@@ -15,6 +17,7 @@ from gradserve_server.errors import (
     AbortedError,
     InvalidArgumentError,
     ResourceExhaustedError,
+    UnavailableError,
 )
 from tests.accumulators.bench import (
     F32,
@@ -23,6 +26,7 @@ from tests.accumulators.bench import (
     HeldCompute,
     Left,
     apply,
+    gradient,
     push_pull,
     take,
     turns,
@@ -231,6 +235,24 @@ class TestSameTurn:
         again, duplicate = await take(acc, 1, ID)
         assert (value_of(again), duplicate) == ([5], True)
         assert acc.state.global_step == 2
+
+    async def test_a_repeated_call_whose_server_stops_may_be_made_again(self, bench: Bench) -> None:
+        acc, may_open = bench.accumulator(), asyncio.Event()
+
+        async def open_and_stop(use: Callable[[Gradient], Awaitable[Any]]) -> Any:
+            await may_open.wait()
+            added = await gradient(1)(use)
+            stopped = UnavailableError("the server is shutting down")
+            asyncio.get_running_loop().call_soon(acc.close, stopped)  # before the repeated call goes on
+            return added
+
+        first = asyncio.create_task(acc.push_pull(ID, Contribution(), open_and_stop, 1, None))
+        second = asyncio.create_task(push_pull(acc, 1, num_required=1, call=ID))
+        await turns()
+        may_open.set()
+        assert value_of((await first)[1]) == [1]
+        with pytest.raises(UnavailableError):
+            await second
 
     @pytest.mark.parametrize("turns_between", range(6))
     async def test_failed_apply_sent_again(self, bench: Bench, turns_between: int) -> None:

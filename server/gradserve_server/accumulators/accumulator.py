@@ -213,9 +213,9 @@ class Accumulator:
                 if not applied.still_counts() or applied.round is None:
                     return self._as_stale(applied, call, duplicate)
                 if duplicate:
+                    self._changes.check_open()
                     if applied.round.step is not None:
                         return applied, self._answer(self._averages.of_round(applied.round)), duplicate
-                    self._changes.check_open()
                     waiter.round = applied.round
                     self.queue.append(waiter)
                     self._changes.serve_takers()
