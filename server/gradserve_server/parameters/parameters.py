@@ -138,10 +138,10 @@ class Parameters:
     @property
     def state(self) -> ParametersState:
         """The current state."""
-        rounds = self._accumulator.state
+        rounds, newest = self._accumulator.state, self._versions.history.newest()
         return ParametersState(
             step=rounds.global_step,
-            digest=self._variables.digest,
+            digest=newest.digest if isinstance(newest, Version) else b"",
             num_updates=rounds.num_accumulated,
             num_waiting=self.num_waiting,
             num_bytes=self.num_bytes,

@@ -31,6 +31,7 @@ from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.event_loop import Turn
 from gradserve_server.storage import journal as journal_module
 from gradserve_server.storage.journal import Durability
+from gradserve_server.storage.store import Change
 from tests.parameters.bench import KEY, Values, adam, arrays, opened, push, sgd, shown
 from tests.parameters.durable.disk import Disk, ledger_of, shape_of
 from tests.storage.failing_disk import break_flushes, fill_disk
@@ -62,6 +63,33 @@ async def same_after_crash(disk: Disk, made: Parameters) -> Parameters:
     assert shape_of(after) == shape_of(made)
     assert ledger_of(after) == ledger_of(made)
     return after
+
+
+async def test_a_version_shows_only_once_it_is_on_disk(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await disk.parameters()
+    writes, may_write, commit = asyncio.Event(), asyncio.Event(), disk.store.commit
+
+    async def commit_later(change: Change) -> None:
+        writes.set()
+        await may_write.wait()
+        await commit(change)
+
+    monkeypatch.setattr(disk.store, "commit", commit_later)
+    loaded = Changes(loaded=Loaded(arrays({"w": [5, 5]})))
+    steps: list[Callable[[], Awaitable[object]]] = [
+        lambda: made.push_pull(None, Contribution(), opened({"w": [1, 1]}), None),
+        lambda: made.change(None, loaded),
+    ]
+    for number, step in enumerate(steps):
+        writes.clear()
+        may_write.clear()
+        before = made.state
+        changing = asyncio.ensure_future(step())
+        await writes.wait()
+        assert (made.state.step, made.state.digest) == (number, before.digest)
+        may_write.set()
+        await changing
+        assert (made.state.step, made.state.digest) == (number + 1, made.newest.digest)
 
 
 # What survives, after each of these
