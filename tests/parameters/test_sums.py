@@ -1,13 +1,15 @@
 """Sums of updates count as the updates that are in them: same bits, records, weights and answers."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gradserve_protocol.arrays import BFLOAT16
-from gradserve_server.accumulators.gradient import Contribution, Summand, sum_of_weights
+from gradserve_server.accumulators.gradient import Contribution, Gradient, Summand, sum_of_weights
 from gradserve_server.accumulators.identity import RequestId
 from gradserve_server.accumulators.records import contribution_of, contribution_record
 from gradserve_server.accumulators.rounds import Outcome
@@ -178,6 +180,28 @@ async def test_waiting_workers_are_those_of_the_updates(bench: ParametersBench) 
     await made.push(RequestId("x", 1), contribution(0, summands(workers=("a", "b", "c"))), opened({"w": [1, 1]}))
     assert dict(made.ledger.clients) == {"a": "client-0", "b": "client-1", "c": "client-2"}
     assert made.state.worker_ids == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["counts", "fails"])
+async def test_an_update_that_comes_alone_while_it_is_added_in_a_sum(bench: ParametersBench, fails: bool) -> None:
+    made, of, may_open = await bench.parameters(rounds={"num_required": 4}), summands(), asyncio.Event()
+
+    async def open_later(use: Callable[[Gradient], Awaitable[Any]]) -> Any:
+        await may_open.wait()
+        if fails:
+            raise InvalidArgumentError("another update of the sum does not fit")
+        return await opened({"w": [11, 11]})(use)
+
+    adding = asyncio.create_task(made.push(RequestId("x", 1), contribution(0, of), open_later))
+    await asyncio.sleep(0)
+    own = Contribution(weight=of[1].weight, worker_id=of[1].worker_id)
+    alone = asyncio.create_task(made.push(of[1].call, own, opened({"w": [2, 2]})))
+    await asyncio.sleep(0)
+    may_open.set()
+    pushed, duplicate = await alone
+    assert (pushed.outcome, pushed.weight, duplicate) == (Outcome.ACCEPTED, of[1].weight, not fails)
+    assert made.state.num_updates == (1 if fails else 3)
+    assert isinstance(adding.exception(), InvalidArgumentError if fails else NoneType)
 
 
 def test_records_of_discounted_sums() -> None:

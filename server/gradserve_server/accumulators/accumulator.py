@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from gradserve_server.accumulators.changes import RoundChanges
 from gradserve_server.accumulators.gradient import Average, Contribution, Gradient, OpenGradient, drop
@@ -31,6 +31,16 @@ from gradserve_server.storage.journal import Durability
 
 NOT_COUNTED_FIELD = "worker_id"
 """The field of the timeout of a push_pull whose own gradient is not in the round."""
+
+
+@dataclass(frozen=True, eq=False)
+class _InSum:
+    """The addition of a sum that has the gradient of a call."""
+
+    adding: asyncio.Task[Applied]
+
+
+_UnderWay: TypeAlias = asyncio.Task[Applied] | _InSum | Waiter
 
 
 class Accumulator:
@@ -76,7 +86,7 @@ class Accumulator:
         """The calls that wait."""
         self.shard = changes.shard
         """This server's shard; None if it has none. The accumulator's own sum then has no components."""
-        self._under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter] = CallsUnderWay()
+        self._under_way: CallsUnderWay[_UnderWay] = CallsUnderWay()
         gave_up = _gave_up(self._under_way, changes)
         self._waits = Waits(name, self._ledger.rounds, self.queue, self._observer, gave_up, wording)
         self._workers = LiveWorkers(name, wording)
@@ -150,7 +160,7 @@ class Accumulator:
         first = self._under_way.find(call)
         self._changes.check_open()
         with self._waiters.another(1), self._ledger.calls.room_for(call):
-            if call is not None and (isinstance(taken, Applied) or isinstance(first, asyncio.Task)):
+            if call is not None and (isinstance(taken, Applied) or isinstance(first, asyncio.Task | _InSum)):
                 raise call.other_content()
             if taken is not None:
                 assert isinstance(taken, Taken), "gradients are refused above"
@@ -323,7 +333,13 @@ class Accumulator:
         check_contribution(self.name, self.spec, contribution)
         await self.forget_overdue(call)
         # In this order: a remembered call may still wait for the disk.
-        known = self._under_way.find(call) or self._recall(call)
+        first = self._under_way.find(call)
+        while isinstance(first, _InSum):
+            # Then it has an answer of its own. If the sum fails, perhaps because of another gradient, it goes alone.
+            await asyncio.wait([first.adding])
+            self._under_way.end(call, first)
+            first = self._under_way.find(call)
+        known = first or self._recall(call)
         if known is not None:
             if isinstance(known, Taken | Waiter):
                 assert call is not None, "only calls with ids are known"
@@ -352,10 +368,14 @@ class Accumulator:
         if applying.is_done:
             return applying.result(), False
         task = self._tasks.begin(applying.rest())
-        for each in (call, *contribution.calls):
-            self._under_way.begin(each, task)
-            task.add_done_callback(partial(self._under_way.end, each))
+        self._note_under_way(call, task, task)
+        for each in contribution.calls:
+            self._note_under_way(each, task, _InSum(task))
         return await asyncio.shield(task), False
+
+    def _note_under_way(self, call: RequestId | None, adding: asyncio.Task[Applied], work: _UnderWay) -> None:
+        self._under_way.begin(call, work)
+        adding.add_done_callback(lambda _: self._under_way.end(call, work))
 
     async def _apply(
         self,
@@ -394,9 +414,7 @@ class Accumulator:
         return self._averages.answered(average, self._ledger.rounds)
 
 
-def _gave_up(
-    under_way: CallsUnderWay[asyncio.Task[Applied] | Waiter], changes: RoundChanges
-) -> Callable[[Waiter], None]:
+def _gave_up(under_way: CallsUnderWay[_UnderWay], changes: RoundChanges) -> Callable[[Waiter], None]:
     """Returns the function to call when a waiter gives up; it does not keep the accumulator alive."""
 
     def gave_up(waiter: Waiter) -> None:
