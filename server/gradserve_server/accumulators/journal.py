@@ -179,6 +179,7 @@ class RoundTables(NamedTuple):
         parts: The table of what shards hold of gradients.
         seen: The table of what was seen of the last rounds; empty for a resource whose rounds have records of their
             own.
+        states: The table of the states of optimizers; empty for a resource without one.
     """
 
     resource: str
@@ -186,6 +187,7 @@ class RoundTables(NamedTuple):
     averages: str
     parts: str
     seen: str = ""
+    states: str = ""
 
 
 _MOST_NOTED = 4096

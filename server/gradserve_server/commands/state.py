@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # imported late: other commands need none of it, and start so
     from gradserve_protocol.arrays import Array
     from gradserve_server.accumulators.durable.restoring import Found
     from gradserve_server.layers.batch_norm.restoring import FoundLayer
-    from gradserve_server.parameters.restoring import FoundParameters
     from gradserve_server.storage.store import Change, StateStore
 
 _directory = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -338,23 +337,31 @@ def _found_in(store: "StateStore") -> list[_Found]:
 
     with reading(store):
         return [
-            *[_accumulator(store, each) for each in inspect(store)],
+            *[
+                _in_rounds(store, each, "accumulators", f"accumulator {each.key}", "gradient", "average")
+                for each in inspect(store)
+            ],
             *[_layer(store, each) for each in inspect_layers(store)],
-            *[_parameters(store, each) for each in inspect_parameters(store)],
+            *[
+                _in_rounds(store, each, "parameters", f"parameters {each.key}", "update", "version")
+                for each in inspect_parameters(store)
+            ],
         ]
 
 
-def _accumulator(store: "StateStore", found: "Found") -> _Found:
+def _in_rounds(store: "StateStore", found: "Found", kind: str, name: str, item: str, result: str) -> _Found:
+    """Shows an accumulator or parameters, by a name, with the words for what comes into a round and for its result."""
     from gradserve_server.accumulators.durable.restoring import removal
 
     line = (
-        f"{found.key}: {found.durability.lower()}, {_step(found.step)}, {found.num_gradients} gradients in the round, "
-        f"{len(found.averages)} averages"
+        f"{found.durability.lower()}, {_step(found.step)}, {found.num_gradients} {item}s in the round, "
+        f"{len(found.averages)} {result}s"
     )
     faults = [] if found.damage is None else [found.damage]
-    faults += [f"average of round {number}: {why}" for number, why in found.damaged_averages.items()]
-    damaged = f"accumulator {found.key}" if found.damage else f"averages of accumulator {found.key}"
-    return _Found("accumulators", line, faults, damaged, removal(store, found))
+    faults += [f"{result} of round {number}: {why}" for number, why in found.damaged_averages.items()]
+    damaged = name if found.damage else f"{result}s of {name}"
+    shown = str(found.key) if kind == "accumulators" else name
+    return _Found(kind, f"{shown}: {line}", faults, damaged, removal(store, found))
 
 
 def _layer(store: "StateStore", found: "FoundLayer") -> _Found:
@@ -365,20 +372,6 @@ def _layer(store: "StateStore", found: "FoundLayer") -> _Found:
         line += f": {found.num_variables} variables, {found.num_updates} updates, {found.num_pending} pending"
     faults = [] if found.damage is None else [found.damage]
     return _Found("layers", line, faults, what, layer_removal(store, found))
-
-
-def _parameters(store: "StateStore", found: "FoundParameters") -> _Found:
-    from gradserve_server.parameters.restoring import parameters_removal
-
-    what = f"parameters {found.key}"
-    line = (
-        f"{what}: {found.durability.lower()}, {_step(found.step)}, {found.num_updates} updates in the round, "
-        f"{len(found.versions)} versions"
-    )
-    faults = [] if found.damage is None else [found.damage]
-    faults += [f"version of round {number}: {why}" for number, why in found.damaged_versions.items()]
-    damaged = what if found.damage else f"versions of {what}"
-    return _Found("parameters", line, faults, damaged, parameters_removal(store, found))
 
 
 def _step(step: int | None) -> str:

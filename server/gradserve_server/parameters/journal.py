@@ -313,7 +313,9 @@ class ParametersJournal(FileJournal):
         variables: The variables, whose state is written.
     """
 
-    tables = RoundTables("parameters", "parameters_update", "parameters_version", "parameters_part")
+    tables = RoundTables(
+        "parameters", "parameters_update", "parameters_version", "parameters_part", states="parameters_state"
+    )
 
     variables: Variables
     _beginning: Change | None = None

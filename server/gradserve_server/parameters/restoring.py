@@ -3,24 +3,25 @@
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gradserve_server.accumulators.durable.restoring import (
+    Found,
+    Kept,
+    Row,
     average_in,
-    readable,
-    reason_of,
+    average_rows,
+    found_in,
     unlimited_calls,
     unlimited_factory,
 )
-from gradserve_server.accumulators.gradient import Average, Gradient
-from gradserve_server.accumulators.identity import RequestId
+from gradserve_server.accumulators.gradient import Gradient
 from gradserve_server.accumulators.journal import ShardJournal
 from gradserve_server.accumulators.records import contribution_of, joined
+from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.devices.host.kernels import ForkJoin
 from gradserve_server.devices.host.reduction import Reducer
 from gradserve_server.errors import OutOfRangeError, ResourceExhaustedError
@@ -48,12 +49,9 @@ from gradserve_server.security.identity import owner_named
 from gradserve_server.storage.directory import DAMAGES, StateError
 from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.segments import Allocate
-from gradserve_server.storage.store import Change, StateStore
+from gradserve_server.storage.store import StateStore
 
 SELECT_PARAMETERS = "SELECT id, container, name, owner, incarnation, spec, lifetime FROM parameters ORDER BY id"
-
-_Kept = tuple[Average, Sequence[RequestId]]
-"""A version, and the calls that it answered."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ async def restore_parameters(journals: ParametersJournals, registry: ParametersR
     for number, container, name, *columns in rows:
         try:
             row = _Stored.of_row(number, container, name, *columns)
-            versions = [average_in(store, allocate, *each, what="version") for each in _version_rows(store, number)]
+            versions = _versions(store, number, allocate)
             await _make_again(store, row, registry, journals.begin_again, versions, allocate)
         except ResourceExhaustedError:
             raise
@@ -125,7 +123,7 @@ async def _make_again(
     row: _Stored,
     registry: ParametersRegistry,
     begin_again: _BeginAgain,
-    versions: Sequence[_Kept],
+    versions: Sequence[Kept],
     allocate: Allocate,
 ) -> Parameters:
     """Restores parameters of a state directory.
@@ -189,11 +187,9 @@ def _state(store: StateStore, number: int, allocate: Allocate) -> tuple[Optimize
     return state_of(json.loads(record), store.read(blob, allocate)), int(blob)
 
 
-def _version_rows(store: StateStore, number: int) -> list[tuple[Any, ...]]:
-    """Returns the rows of versions: round, record, names and blob, by round."""
-    return store.rows(
-        "SELECT round, record, names, blob FROM parameters_version WHERE parameters = ? ORDER BY round", number
-    )
+def _versions(store: StateStore, number: int, allocate: Allocate) -> list[Kept]:
+    rows = average_rows(store, number, ParametersJournal.tables)
+    return [average_in(store, allocate, *each, what="version") for each in rows]
 
 
 def _records(store: StateStore, number: int) -> list[RoundRecord]:
@@ -208,53 +204,19 @@ def _records(store: StateStore, number: int) -> list[RoundRecord]:
 # Inspection
 
 
-@dataclass(frozen=True)
-class FoundParameters:
-    """Parameters of a state directory.
-
-    Attributes:
-        number: Their number there.
-        key: Their name.
-        durability: Their durability.
-        step: Their step; None if it cannot be read.
-        num_updates: The updates of their current round.
-        versions: The rounds whose versions can be read.
-        damaged_versions: The rounds whose versions cannot be read, each with the reason.
-        damage: The reason why the parameters cannot be used, None if they can.
-    """
-
-    number: int
-    key: ResourceKey
-    durability: str
-    step: int | None
-    num_updates: int
-    versions: tuple[int, ...]
-    damaged_versions: Mapping[int, str]
-    damage: str | None
-
-
-def inspect_parameters(store: StateStore) -> Iterator[FoundParameters]:
+def inspect_parameters(store: StateStore) -> Iterator[Found]:
     """Restores all parameters as a starting server does, and yields them with any damage."""
-    rows = sorted(store.rows(SELECT_PARAMETERS), key=lambda row: (row[1], row[2]))
-    levels = dict(store.rows("SELECT id, durability FROM parameters"))
-    for row in rows:
-        yield _inspect_one(store, levels[row[0]], row)
 
-
-def _inspect_one(store: StateStore, durability: str, row: tuple[Any, ...]) -> FoundParameters:
-    number, container, name, *_ = row
-    versions, damaged = readable(store, _version_rows(store, number), what="version")
-    step, num_updates, damage = None, 0, None
-    with suppress(StateError, *DAMAGES):
+    def rounds_of(row: Row) -> Rounds:
         ledger = UpdateLedger(unlimited_calls(), _Stored.of_row(*row).spec)
-        PARAMETERS.replay(store.rows, number, ledger)
-        step, num_updates = ledger.rounds.global_step, ledger.rounds.num_accumulated
-    try:
-        asyncio.run(_try_again(store, _Stored.of_row(*row), list(versions.values())))
-    except (StateError, *DAMAGES) as error:
-        damage = reason_of(error)
-    key = ResourceKey(container, name)
-    return FoundParameters(number, key, durability, step, num_updates, tuple(versions), damaged, damage)
+        PARAMETERS.replay(store.rows, row[0], ledger)
+        return ledger.rounds
+
+    async def make(row: Row, versions: Sequence[Kept]) -> object:
+        return await _try_again(store, _Stored.of_row(*row), versions)
+
+    rows = store.rows(SELECT_PARAMETERS)
+    return found_in(store, ParametersJournal.tables, rows, rounds_of, make, what="version")
 
 
 def read_version(
@@ -285,18 +247,17 @@ def read_version(
     return asyncio.run(read())
 
 
-def _row_and_versions(store: StateStore, number: int) -> tuple[_Stored, Sequence[_Kept]]:
+def _row_and_versions(store: StateStore, number: int) -> tuple[_Stored, Sequence[Kept]]:
     """Returns the row of parameters, and their versions, oldest first.
 
     Raises:
         StateError, DAMAGES: Something is damaged.
     """
     (columns,) = [row for row in store.rows(SELECT_PARAMETERS) if row[0] == number]
-    versions = [average_in(store, np.empty, *each, what="version") for each in _version_rows(store, number)]
-    return _Stored.of_row(*columns), versions
+    return _Stored.of_row(*columns), _versions(store, number, np.empty)
 
 
-async def _try_again(store: StateStore, row: _Stored, versions: Sequence[_Kept]) -> Parameters:
+async def _try_again(store: StateStore, row: _Stored, versions: Sequence[Kept]) -> Parameters:
     """Restores parameters on a server without limits that writes nothing.
 
     Raises:
@@ -332,25 +293,3 @@ async def follow_rounds(store: StateStore, number: int, rounds: Sequence[Decided
     )
     await made.follow(rounds)
     await journals.settle()
-
-
-def parameters_removal(store: StateStore, found: FoundParameters) -> Change | None:
-    """Returns the change that removes damaged versions of parameters, or all of them if they are unusable."""
-    change = Change()
-    if found.damage is not None:
-        rows = store.rows(
-            "SELECT blob FROM parameters_version WHERE parameters = ?1 UNION SELECT blob FROM parameters_update "
-            "WHERE parameters = ?1 UNION SELECT blob FROM parameters_state WHERE parameters = ?1 "
-            "UNION SELECT blob FROM parameters_part WHERE parameters = ?1",
-            found.number,
-        )
-        change.execute("DELETE FROM parameters WHERE id = ?", found.number)
-        change.remove(blob for (blob,) in rows)
-    elif found.damaged_versions:
-        for round_number in found.damaged_versions:
-            where = "FROM parameters_version WHERE parameters = ? AND round = ?"
-            change.remove(blob for (blob,) in store.rows(f"SELECT blob {where}", found.number, round_number))
-            change.execute(f"DELETE {where}", found.number, round_number)
-    else:
-        return None
-    return change

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,11 +14,18 @@ from gradserve_server.accumulators.accumulator import Accumulator
 from gradserve_server.accumulators.factory import AccumulatorFactory
 from gradserve_server.accumulators.gradient import Average, Gradient
 from gradserve_server.accumulators.identity import CallMemory, RequestId
-from gradserve_server.accumulators.journal import AccumulatorJournals, FileJournal, ShardJournal, seen_rounds
+from gradserve_server.accumulators.journal import (
+    AccumulatorJournals,
+    FileJournal,
+    RoundTables,
+    ShardJournal,
+    seen_rounds,
+)
 from gradserve_server.accumulators.ledger import Answer, Ledger
 from gradserve_server.accumulators.places.place import HostPlace, Places
 from gradserve_server.accumulators.records import ACCUMULATORS, average_of, contribution_of, joined, spec_of
 from gradserve_server.accumulators.registry import AccumulatorRegistry
+from gradserve_server.accumulators.rounds import Rounds
 from gradserve_server.accumulators.spec import AccumulatorSpec
 from gradserve_server.config import LimitsConfig
 from gradserve_server.devices.compute import InlineCompute
@@ -163,9 +170,11 @@ async def make_again(
     return accumulator
 
 
-def average_rows(store: StateStore, number: int) -> list[tuple[Any, ...]]:
-    """Returns the rows of the averages of an accumulator: round, record, names and blob, by round."""
-    return store.rows("SELECT round, record, names, blob FROM average WHERE accumulator = ? ORDER BY round", number)
+def average_rows(store: StateStore, number: int, tables: RoundTables = FileJournal.tables) -> list[tuple[Any, ...]]:
+    """Returns the rows of the averages of an accumulator, or of versions: round, record, names and blob, by round."""
+    return store.rows(
+        f"SELECT round, record, names, blob FROM {tables.averages} WHERE {tables.resource} = ? ORDER BY round", number
+    )
 
 
 def average_in(
@@ -206,9 +215,10 @@ def _check_sum(accumulator: Accumulator, num_gradients: int) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """An accumulator of a state directory.
+    """An accumulator of a state directory; or parameters, with updates and versions for gradients and averages.
 
     Attributes:
+        tables: The tables of its kind.
         number: Its number there.
         key: Its name.
         durability: Its durability.
@@ -219,6 +229,7 @@ class Found:
         damage: The reason why the accumulator cannot be used, None if it can.
     """
 
+    tables: RoundTables
     number: int
     key: ResourceKey
     durability: str
@@ -229,40 +240,68 @@ class Found:
     damage: str | None
 
 
+Kept: TypeAlias = tuple[Average, Sequence[RequestId]]
+"""An average, and the calls that it answered."""
+Row: TypeAlias = tuple[Any, ...]
+
+
 def inspect(store: StateStore) -> Iterator[Found]:
     """Restores each accumulator as a starting server does, and yields it with any damage."""
     reducer = Reducer(ForkJoin(1))
-    rows = sorted(store.rows(SELECT_ACCUMULATORS), key=lambda row: (row[1], row[2]))
-    levels = dict(store.rows("SELECT id, durability FROM accumulator"))
-    for row in rows:
-        yield _inspect_one(store, reducer, levels[row[0]], row)
+
+    def rounds_of(row: Row) -> Rounds:
+        return read_ledger(store, row[0], unlimited_calls())[0].rounds
+
+    async def make(row: Row, averages: Sequence[Kept]) -> None:
+        await _make_again(store, reducer, StoredAccumulator.of_row(*row), averages)
+
+    return found_in(store, FileJournal.tables, store.rows(SELECT_ACCUMULATORS), rounds_of, make)
 
 
-def _inspect_one(store: StateStore, reducer: Reducer, durability: str, row: tuple[Any, ...]) -> Found:
-    number, container, name, *_ = row
-    averages, damaged = readable(store, average_rows(store, number))
-    step, num_gradients, damage = None, 0, None
-    with suppress(StateError, *DAMAGES):
-        ledger, _ = read_ledger(store, number, unlimited_calls())
-        step, num_gradients = ledger.rounds.global_step, ledger.rounds.num_accumulated
-    try:
-        asyncio.run(_make_again(store, reducer, StoredAccumulator.of_row(*row), averages.values()))
-    except (StateError, *DAMAGES) as error:
-        damage = reason_of(error)
-    key = ResourceKey(container, name)
-    return Found(number, key, durability, step, num_gradients, tuple(averages), damaged, damage)
+def found_in(
+    store: StateStore,
+    tables: RoundTables,
+    rows: Sequence[Row],
+    rounds_of: Callable[[Row], Rounds],
+    make: Callable[[Row, Sequence[Kept]], Coroutine[Any, Any, object]],
+    *,
+    what: str = "average",
+) -> Iterator[Found]:
+    """Yields all resources of one kind by name, with any damage.
+
+    Args:
+        store: The state directory.
+        tables: The tables of the kind.
+        rows: The rows of the resources: number, container, name and others.
+        rounds_of: Reads the rounds of a resource.
+        make: Restores a resource as a starting server does, given its averages.
+        what: The result of a round, for messages.
+    """
+    levels = dict(store.rows(f"SELECT id, durability FROM {tables.resource}"))
+    for row in sorted(rows, key=lambda row: (row[1], row[2])):
+        number, container, name, *_ = row
+        averages, damaged = _readable(store, average_rows(store, number, tables), what)
+        step, num_gradients, damage = None, 0, None
+        with suppress(StateError, *DAMAGES):
+            rounds = rounds_of(row)
+            step, num_gradients = rounds.global_step, rounds.num_accumulated
+        try:
+            asyncio.run(make(row, list(averages.values())))
+        except (StateError, *DAMAGES) as error:
+            damage = _reason_of(error)
+        key = ResourceKey(container, name)
+        yield Found(tables, number, key, levels[number], step, num_gradients, tuple(averages), damaged, damage)
 
 
-def readable(
-    store: StateStore, rows: Iterable[tuple[Any, ...]], *, what: str = "average"
-) -> tuple[dict[int, tuple[Average, list[RequestId]]], dict[int, str]]:
+def _readable(store: StateStore, rows: Iterable[Row], what: str) -> tuple[dict[int, Kept], dict[int, str]]:
     """Returns the averages of rows by round, or whatever `what` calls them; and why others cannot be read."""
-    averages, damaged = {}, {}
+    averages: dict[int, Kept] = {}
+    damaged = {}
     for row in rows:
         try:
             averages[row[0]] = average_in(store, np.empty, *row, what=what)
         except (StateError, *DAMAGES) as error:
-            damaged[row[0]] = reason_of(error)
+            damaged[row[0]] = _reason_of(error)
     return averages, damaged
 
 
@@ -270,7 +309,7 @@ async def _make_again(
     store: StateStore,
     reducer: Reducer,
     row: StoredAccumulator,
-    averages: Iterable[tuple[Average, Sequence[RequestId]]],
+    averages: Iterable[Kept],
 ) -> None:
     """Restores an accumulator on the host of a server without limits that writes nothing.
 
@@ -298,7 +337,7 @@ def unlimited_factory(reducer: Reducer) -> tuple[AccumulatorFactory, Lifetimes]:
     return factory, lifetimes
 
 
-def reason_of(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """Returns the text of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 
@@ -324,29 +363,24 @@ def average_bytes(store: StateStore, number: int) -> int:
 
 def removal(store: StateStore, found: Found) -> Change | None:
     """Returns the change that removes the damaged averages of an accumulator, or all of it if it is unusable."""
-    change = Change()
+    change, tables = Change(), found.tables
     if found.damage is not None:
-        change.remove(blobs_of(store, found.number))
-        change.execute("DELETE FROM accumulator WHERE id = ?", found.number)
+        change.remove(_blobs_of(store, tables, found.number))
+        change.execute(f"DELETE FROM {tables.resource} WHERE id = ?", found.number)
     elif found.damaged_averages:
         for round_number in found.damaged_averages:
-            where: tuple[Any, ...] = (found.number, round_number)
-            rows = store.rows("SELECT blob FROM average WHERE accumulator = ? AND round = ?", *where)
-            change.remove(blob for (blob,) in rows)
-            change.execute("DELETE FROM average WHERE accumulator = ? AND round = ?", *where)
+            where = f"FROM {tables.averages} WHERE {tables.resource} = ? AND round = ?"
+            change.remove(blob for (blob,) in store.rows(f"SELECT blob {where}", found.number, round_number))
+            change.execute(f"DELETE {where}", found.number, round_number)
     else:
         return None
     return change
 
 
-def blobs_of(store: StateStore, number: int) -> list[int]:
-    """Returns the blobs of an accumulator."""
-    rows = store.rows(
-        "SELECT blob FROM average WHERE accumulator = ?1 UNION SELECT blob FROM gradient WHERE accumulator = ?1 "
-        "UNION SELECT blob FROM part WHERE accumulator = ?1",
-        number,
-    )
-    return [blob for (blob,) in rows]
+def _blobs_of(store: StateStore, tables: RoundTables, number: int) -> list[int]:
+    with_blobs = [each for each in (tables.averages, tables.gradients, tables.parts, tables.states) if each]
+    selects = [f"SELECT blob FROM {each} WHERE {tables.resource} = ?1" for each in with_blobs]
+    return [blob for (blob,) in store.rows(" UNION ".join(selects), number)]
 
 
 def unlimited_calls() -> CallMemory[Answer]:
