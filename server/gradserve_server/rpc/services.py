@@ -89,7 +89,7 @@ class Services:
             interceptors: The interceptors that come after those of every server.
             on_fault: Called after each call that failed unexpectedly.
             observed: Counts and traces calls.
-            keeps_gradients: Whether gradients of accumulators are read after their calls, as by an aggregator.
+            keeps_gradients: Whether gradients and updates are read after their calls, as by an aggregator.
         """
         names = [descriptor.full_name for descriptor in SERVICES]
         self._health = HealthServicer(names)
@@ -117,13 +117,7 @@ class Services:
         }
         self.all = (
             *(
-                Service(
-                    descriptor,
-                    servicers[descriptor.name],
-                    chain,
-                    codecs.get(descriptor.name, {}),
-                    keeps_gradients=keeps_gradients and descriptor.name == "AccumulatorService",
-                )
+                Service(descriptor, servicers[descriptor.name], chain, codecs.get(descriptor.name, {}), keeps_gradients)
                 for descriptor in SERVICES
             ),
             # Health checks are answered until the end.

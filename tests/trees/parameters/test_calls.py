@@ -223,6 +223,14 @@ def test_waits_that_end_say_what_the_round_waits_for(
     assert made[0].read()["w"].tolist() == (3 * W).tolist()
 
 
+def test_a_wait_ends_although_the_update_has_not_been_forwarded(workers: list[gradserve.Client], name: str) -> None:
+    """The update waits for that of the other worker, and is in memory that its own worker has back after the call."""
+    large = np.ones(40_000, np.float32)
+    (made,) = made_by(workers[:1], name, {"w": large}, num_required=2)
+    with pytest.raises(gradserve.DeadlineExceededError, match="did not get the updates required within 0.1 s"):
+        made.push_pull({"w": large}, 0, worker_id="a", timeout=0.1)
+
+
 def test_the_deadline_of_a_round_ends_waits(workers: list[gradserve.Client], name: str) -> None:
     """Workers that would wait longer hear of it at once, as on a server."""
     made = made_by(workers, name, num_required=3, deadline=0.2)

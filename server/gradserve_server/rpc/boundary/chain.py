@@ -140,8 +140,8 @@ class Service:
             requests) and the `Call`, and returns the response (or is an async generator of responses).
         interceptors: The interceptors of every call, outermost first. They let no error escape but ServiceError.
         codecs: The codecs of methods that do not use the generated classes.
-        keeps_gradients: Whether gradients are kept and read after their calls, so that they must not stay in the
-            callers' memory.
+        keeps_gradients: Whether gradients and updates are kept and read after their calls, so that they must not stay
+            in the callers' memory.
     """
 
     descriptor: ServiceDescriptor

@@ -76,14 +76,16 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
         for method in service.descriptor.methods:
             if method.client_streaming or method.server_streaming or method.full_name in _ON_GRPC_ONLY:
                 continue
+            adds_gradients = method.full_name in _ADDING_GRADIENTS
+            is_kept = adds_gradients and service.keeps_gradients
             found[method.full_name.encode()] = Method(
                 method.full_name,
                 method,
                 RequestReader(method.input_type).read,
                 service.handle(method),
-                reads_in_place=method.full_name in _ADDING_GRADIENTS and not service.keeps_gradients,
+                reads_in_place=adds_gradients and not is_kept,
                 begins_early=method.full_name in _WAITING_FOR_PAYLOAD,
-                reads_gpu_in_place=_reads_gpu_in_place(method.full_name) and not service.keeps_gradients,
+                reads_gpu_in_place=_reads_gpu_in_place(method.full_name) and not is_kept,
             )
     return found
 
