@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gradserve_protocol.frames import Segment
+from gradserve_protocol.tensors import Contents
 from gradserve_protocol.v1 import accumulator_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import accumulator_pb2, tensor_messages_pb2
 from gradserve_server.app import Server
@@ -110,6 +111,24 @@ def test_no_error_is_answered_while_memory_may_be_read(
             assert not lent.is_answered()
         assert client.receive().header.code == DEADLINE.value[0]
         lent.memory[:] = LATER
+    assert average(raw, reference) == {OWN}
+
+
+def test_the_next_call_does_not_wait_for_the_payload_of_one_that_has_ended(
+    connect: Connect, raw: RawCalls, name: str, hold: Hold
+) -> None:
+    reference = make_accumulator(raw, name, sparse=False, size=1 << 15)
+    contents = Contents()
+    (tensor,) = contents.tensors([np.full(1 << 15, OWN, np.float32)])
+    brought = messages_pb2.ApplyGradientRequest(
+        accumulator=reference, gradient=[accumulator_pb2.ComponentGradient(dense=tensor)]
+    )
+    with connect(num_bytes=contents.num_bytes) as client, hold.closed():
+        client.call("AccumulatorService.ApplyGradient", brought, contents, seconds=1e-6)
+        assert client.receive().header.code == DEADLINE.value[0]
+        assert hold.num_held == 1
+        client.call("TensorService.ListTensors", tensor_messages_pb2.ListTensorsRequest())
+        assert client.receive().header.code == 0
     assert average(raw, reference) == {OWN}
 
 

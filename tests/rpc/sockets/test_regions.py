@@ -308,10 +308,12 @@ class Rewriter:
         self._thread.join()
 
 
-def make_accumulator(raw: RawCalls, name: str, *, sparse: bool, **fields: Any) -> accumulator_pb2.AccumulatorRef:
+def make_accumulator(
+    raw: RawCalls, name: str, *, sparse: bool, size: int = 1024, **fields: Any
+) -> accumulator_pb2.AccumulatorRef:
     component = accumulator_pb2.ComponentSpec(
         dtype=tensor_pb2.DATA_TYPE_FLOAT32,
-        shape=accumulator_pb2.PartialShape(dims=[8, 64] if sparse else [1024]),
+        shape=accumulator_pb2.PartialShape(dims=[8, 64] if sparse else [size]),
         layout=accumulator_pb2.LAYOUT_SPARSE if sparse else accumulator_pb2.LAYOUT_DENSE,
     )
     reference = accumulator_pb2.AccumulatorRef(name=name)

@@ -340,10 +340,11 @@ class Connection:
             error.__traceback__ = error.__context__ = None
             failure = error
         finally:
-            call.payload.close()
-            if self._payloads.is_busy and (failure is None or self._payloads.is_lent):
-                # With the answer, whatever it is, the client gets its memory back.
-                await self._payloads.wait()
+            if call.payload is not NO_PAYLOAD:
+                call.payload.close()
+                if self._payloads.is_busy and (failure is None or self._payloads.is_lent):
+                    # With the answer, whatever it is, the client gets its memory back.
+                    await self._payloads.wait()
         return await (self._reply(response, call) if failure is None else self._reply_error(failure))
 
     async def _receive_and_begin(self, method: Method, request: Any, call: Call) -> EagerCall[Any]:
