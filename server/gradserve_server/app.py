@@ -350,6 +350,7 @@ class Server:
                 processors.compute,
                 stream_idle_seconds=config.runtime.stream_idle_seconds,
                 max_message_bytes=limits.max_message_bytes,
+                keeps_gradients=self.aggregator is not None,
             ),
             "AccumulatorService": accumulators,
             "ParameterService": parameters,

@@ -71,12 +71,15 @@ class TensorServicer:
         *,
         stream_idle_seconds: float,
         max_message_bytes: int,
+        keeps_gradients: bool,
     ) -> None:
+        """Takes the parts of the server, and whether it keeps gradients after their calls, as an aggregator does."""
         self._store = store
         self._opener = opener
         self._in_flight = in_flight
         self._compute = compute
         self._max_message_bytes = max_message_bytes
+        self._keeps_gradients = keeps_gradients
         self._residence = residence
         self._downloads = downloads
         self._uploads = uploads
@@ -121,7 +124,9 @@ class TensorServicer:
                         await self._take_parts(requests, landing, patience)
                         with _chunk_errors():
                             await landing.finish()
-                    freed = place.outlast(len(specs)) if header.for_next_call else None
+                    # A gradient that waits for others with its call must not keep these from arriving.
+                    outlasts = header.for_next_call and not self._keeps_gradients
+                    freed = place.outlast(len(specs)) if outlasts else None
                     handles = await self._store.store(upload, freed)
         return await self._answered(messages_pb2.PutTensorsResponse, specs, handles, call)
 

@@ -266,8 +266,13 @@ class Connection:
             method = self._context.methods.get(name)
             where = partial(origin, self._stream.peer_name(), metadata)
         try:
-            in_place = method is None or method.reads_in_place
-            payload = await self._payloads.open(header, head, allowed, in_place=in_place)
+            payload = await self._payloads.open(
+                header,
+                head,
+                allowed,
+                in_place=method is None or method.reads_in_place,
+                is_kept=method is not None and method.keeps,
+            )
         except (ServiceError, MemoryError) as failure:
             no_memory = ResourceExhaustedError("the server has no memory left for this call", code="GS_NO_MEMORY")
             error = failure if isinstance(failure, ServiceError) else no_memory

@@ -58,6 +58,7 @@ class Method:
         reads_in_place: Whether it may read tensors in memory that the client can change during the call.
         begins_early: Whether it may begin before a large payload has arrived.
         reads_gpu_in_place: Whether it may use tensors in GPU memory that the client can change during the call.
+        keeps: Whether its payload stays in memory while it waits for those of other calls.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Method:
     reads_in_place: bool
     begins_early: bool
     reads_gpu_in_place: bool
+    keeps: bool
 
 
 def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
@@ -77,15 +79,16 @@ def methods_of(services: Sequence[Service]) -> Mapping[bytes, Method]:
             if method.client_streaming or method.server_streaming or method.full_name in _ON_GRPC_ONLY:
                 continue
             adds_gradients = method.full_name in _ADDING_GRADIENTS
-            is_kept = adds_gradients and service.keeps_gradients
+            keeps = adds_gradients and service.keeps_gradients
             found[method.full_name.encode()] = Method(
                 method.full_name,
                 method,
                 RequestReader(method.input_type).read,
                 service.handle(method),
-                reads_in_place=adds_gradients and not is_kept,
+                reads_in_place=adds_gradients and not keeps,
                 begins_early=method.full_name in _WAITING_FOR_PAYLOAD,
-                reads_gpu_in_place=_reads_gpu_in_place(method.full_name) and not is_kept,
+                reads_gpu_in_place=_reads_gpu_in_place(method.full_name) and not keeps,
+                keeps=keeps,
             )
     return found
 

@@ -19,7 +19,7 @@ from gradserve_server.resources.budget import Purpose, Reservation
 from gradserve_server.rpc.listeners.sockets.context import FairSockets, SocketContext
 from gradserve_server.rpc.listeners.sockets.stream import FrameStream
 from gradserve_server.security.identity import ANONYMOUS
-from gradserve_server.tensors.payload import NO_PAYLOAD, Arrival, Payload, PayloadSegment
+from gradserve_server.tensors.payload import NO_PAYLOAD, Arrival, Payload, PayloadSegment, Place
 
 _MAX_MAPS = 16384
 """A quarter of the 65530 maps that Linux allows a process."""
@@ -245,6 +245,8 @@ class PayloadReceiver:
         self._payload = NO_PAYLOAD
         self._is_copied = False
         """True if parts of the latest payload are copied from the client's memory."""
+        self._filled: Callable[[], None] | None = None
+        """Called when the latest payload has arrived."""
         self._is_free = asyncio.Event()
         self._is_free.set()
 
@@ -280,7 +282,9 @@ class PayloadReceiver:
         if cancelled is not None:
             raise cancelled
 
-    async def open(self, header: FrameHeader, head: memoryview, allowed: int, *, in_place: bool) -> Payload:
+    async def open(
+        self, header: FrameHeader, head: memoryview, allowed: int, *, in_place: bool, is_kept: bool
+    ) -> Payload:
         """Makes room for the payload of a call, and returns it with its parts in regions. `fill` comes next.
 
         Args:
@@ -288,6 +292,7 @@ class PayloadReceiver:
             head: The bytes between the header and the payload.
             allowed: The most bytes that the call may bring.
             in_place: Whether parts in the client's host memory may stay there; otherwise they are copied.
+            is_kept: Whether it no longer counts as in flight once it has arrived: the call may wait for others with it.
 
         Raises:
             FrameError: The segments break the specification.
@@ -301,12 +306,14 @@ class PayloadReceiver:
         waits = num_bytes <= self._context.memory.limit  # others go on while a payload that never fits is dropped
         in_flight = self._context.in_flight
         memory = self._context.memory.reserve(purpose=Purpose.COMPUTING)
+        place: Place | None = None
         if waits and num_bytes:
             await in_flight.enter(num_bytes)
+            place = Place(in_flight, num_bytes)
 
         def leave() -> None:
-            if waits and num_bytes:
-                in_flight.leave(num_bytes)
+            if place is not None:
+                place.leave()
 
         try:
             own = self._allocate(num_bytes, memory)
@@ -328,6 +335,7 @@ class PayloadReceiver:
             is_free.set()
 
         self._unfilled = own
+        self._filled = leave if is_kept else None
         self._arrival = Arrival(own) if num_bytes >= EARLY_BYTES else None
         self._payload = Payload(segments, memory, done, self._arrival, self._stream.has_left)
         return self._payload
@@ -376,6 +384,8 @@ class PayloadReceiver:
         if own.size:
             reading = self._stream.read_into(own, None if self._arrival is None else self._arrival.advance)
             await self._context.in_flight.senders.receive(reading, self._stream.num_arrived)
+            if self._filled is not None:
+                self._filled()
         if self._is_copied and self._stream.has_left():
             raise AbortedError("the caller left before its memory had been copied", caller_left=True)
 
