@@ -17,6 +17,14 @@ from gradserve_server.tensors.spec import FLOAT32, FLOAT64
 from tests.devices.compiled_elsewhere import DEED, NOTE
 from tests.servers.polling import eventually
 
+FILL = {
+    "module": "tests.devices.compiled_elsewhere",
+    "function": "fill",
+    "arguments": "float32[]",
+    "contract": True,
+    "is_shared": False,
+}
+
 
 @dataclass(frozen=True)
 class Filling:
@@ -238,9 +246,50 @@ def test_closing_does_not_wait_for_a_kernel_that_is_being_compiled(
     assert not Path(f"/proc/{note.read_text().split()[1]}").exists()
 
 
+def test_closing_leaves_no_kernel_to_this_process_while_the_other_one_starts(
+    loader: KernelLoader, note: Path, compiled_here: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    never_ready = tmp_path / "python"
+    never_ready.write_text(f"#!/bin/sh\necho > {note}\nread line\n")
+    never_ready.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(never_ready))
+    prepared = PreparedKernels(table(), loader=loader)
+    prepared.get(FLOAT32)
+    loader.begin()
+    eventually(note.exists)
+    loader.close()
+    loader.join()
+    assert prepared.get(FLOAT32) is None
+    assert compiled_here == []
+
+
+def test_closing_ends_the_process_while_more_kernels_are_wanted(loader: KernelLoader, note: Path) -> None:
+    def load(_stop: Callable[[], bool]) -> None:
+        loader.compiler.compile(FILL)
+        loader.close()
+
+    loader.want("it", load)
+    loader.want("next", lambda _stop: pytest.fail("it is closed"))
+    loader.begin()
+    loader.join()
+    assert not Path(f"/proc/{note.read_text().split()[1]}").exists()
+
+
+def test_a_process_that_ended_after_a_kernel_costs_the_next_one(note: Path) -> None:
+    compiler = KernelCompiler()
+    assert compiler.compile(FILL)
+    assert compiler._process is not None
+    compiler._process.kill()
+    compiler._process.wait()
+    with pytest.raises(EOFError, match="has ended with status -9"):
+        compiler.compile({**FILL, "arguments": "float64[]"})
+    assert compiler.compile({**FILL, "arguments": "float64[]"}), "by another process"
+    compiler.rest()
+
+
 def test_a_closed_compiler_starts_no_process(note: Path) -> None:
     compiler = KernelCompiler()
     compiler.close()
-    fill = {"module": "tests.devices.compiled_elsewhere", "function": "fill", "arguments": "float32[]"}
-    assert not compiler.compile({**fill, "contract": True, "is_shared": False})
+    with pytest.raises(EOFError, match="is closed"):
+        compiler.compile(FILL)
     assert not note.exists()

@@ -89,8 +89,9 @@ class KernelLoader:
 
     def _start(self) -> None:
         if self._has_begun and self._waiting and self._thread is None and not self._stop.is_set():
-            self._thread = threading.Thread(target=self._run, name="gradserve-prepare")
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="gradserve-prepare")
+            thread.start()
+            self._thread = thread  # which `join` may find at once
 
     def _run(self) -> None:
         started = said = time.perf_counter()
@@ -121,6 +122,8 @@ class KernelLoader:
         with self._lock:
             if self._waiting and not self._stop.is_set():
                 return self._waiting.popleft()
+            if self._stop.is_set():
+                self.compiler.rest()
             self._thread = None
             return None
 
@@ -136,6 +139,7 @@ class KernelCompiler:
         self._lock = threading.Lock()
         self._may_start = True
         """False once it is closed, or no process can be started."""
+        self._is_closed = False
 
     def compile(self, kernel: Mapping[str, Any]) -> bool:
         """Compiles a kernel into the cache. Blocks until that is done.
@@ -147,9 +151,12 @@ class KernelCompiler:
             False if there is no such process, which leaves the kernel to this one.
 
         Raises:
-            EOFError: The process has ended while it compiled the kernel: it has crashed, or the compiler is closed.
+            EOFError: The process has ended before it had compiled the kernel, as it has crashed, or the compiler is
+                closed.
         """
         process = self._started()
+        if self._is_closed:
+            raise EOFError("the compiler is closed")
         if process is None:
             return False
         assert process.stdin is not None
@@ -168,13 +175,13 @@ class KernelCompiler:
             process, self._process = self._process, None
         if process is not None:
             process.kill()  # the cache replaces whole files
-            with process:
+            with contextlib.suppress(BrokenPipeError), process:  # if it had ended before it read all
                 pass
 
     def close(self) -> None:
         """Ends the process, also in the middle of a kernel, and starts no other one."""
         with self._lock:
-            self._may_start = False
+            self._may_start, self._is_closed = False, True
             if self._process is not None:
                 self._process.kill()
 
