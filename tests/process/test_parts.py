@@ -117,3 +117,34 @@ def test_an_interceptor_is_around_every_call() -> None:
         assert client.server_info().usage["num_handles"] == 0
         with pytest.raises(gradserve.ResourceExhaustedError, match=r"no more gradserve\.v1\..*\.ListTensors"):
             client.list_tensors()
+
+
+class TooLate:
+    """Refuses calls of a method that have been carried out."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def around(self, method: MethodDescriptor, handle: Handle) -> Handle:
+        """Returns a handle that refuses answers of the method."""
+        if method.name != self._method:
+            return handle
+
+        async def refuse(request: Any, call: Call) -> Any:
+            await handle(request, call)
+            raise ResourceExhaustedError(f"too late for {method.full_name}")
+
+        return refuse
+
+
+@pytest.mark.parametrize("way", ["grpc", "bulk", "shared_memory"])
+def test_an_interceptor_that_refuses_an_answer_leaves_nothing_that_it_names(way: str) -> None:
+    parts = Parts(interceptors=(TooLate("FusedBatchNorm"),))
+    with (
+        LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts) as server,
+        gradserve.connect(server.address, timeout=PATIENCE_SECONDS, transport=way) as client,
+    ):
+        x, ones, none = np.ones((1, 128, 128, 4), np.float32), np.ones(4, np.float32), np.empty(0, np.float32)
+        with pytest.raises(gradserve.ResourceExhaustedError, match="too late"):
+            client.raw_ops.FusedBatchNormV3(x=x, scale=ones, offset=ones, mean=none, variance=none, keep=True)
+        assert client.server_info().usage["num_handles"] == 0

@@ -350,7 +350,10 @@ class Connection:
                 if self._payloads.is_busy and (failure is None or self._payloads.is_lent):
                     # With the answer, whatever it is, the client gets its memory back.
                     await self._payloads.wait()
-        return await (self._reply(response, call) if failure is None else self._reply_error(failure))
+        if failure is not None:
+            call.lose()
+            return await self._reply_error(failure)
+        return await self._reply(response, call)
 
     async def _receive_and_begin(self, method: Method, request: Any, call: Call) -> EagerCall[Any]:
         """Begins a call with a payload: once that has arrived, or earlier if it is large and the method can."""
