@@ -138,7 +138,7 @@ class TooLate:
 
 
 @pytest.mark.parametrize("way", ["grpc", "bulk", "shared_memory"])
-def test_an_interceptor_that_refuses_an_answer_leaves_nothing_that_it_names(way: str) -> None:
+def test_an_interceptor_that_refuses_an_answer_leaves_nothing_that_it_names(way: Any) -> None:
     parts = Parts(interceptors=(TooLate("FusedBatchNorm"),))
     with (
         LocalServer(ServerConfig(runtime=NOT_WARMED_UP), parts) as server,

@@ -73,7 +73,6 @@ class TensorServicer:
         max_message_bytes: int,
         keeps_gradients: bool,
     ) -> None:
-        """Takes the parts of the server, and whether it keeps gradients after their calls, as an aggregator does."""
         self._store = store
         self._opener = opener
         self._in_flight = in_flight
