@@ -64,14 +64,19 @@ client.close()
 """
 
 
-def test_a_forked_client_says_what_to_do(server_address: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING_PROGRAM, server_address],
+def ended(program: str, server_address: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a program that forks to its end."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, server_address],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
         check=False,
     )
+
+
+def test_a_forked_client_says_what_to_do(server_address: str) -> None:
+    done = ended(FORKING_PROGRAM, server_address)
     assert done.returncode == 0, done.stderr
     *children, parent = done.stdout.splitlines()
     assert parent == "parent 1"
@@ -116,13 +121,7 @@ asyncio.run(main())
 
 
 def test_a_fork_that_leaves_the_block_has_its_own_error(server_address: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LEAVING_PROGRAM, server_address],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    done = ended(LEAVING_PROGRAM, server_address)
     assert done.stdout.split() == ["7", "5"], done.stderr
 
 

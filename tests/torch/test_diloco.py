@@ -445,7 +445,7 @@ def test_a_last_synchronization(clients: list[gradserve.Client], name: str) -> N
 
 
 def test_a_last_synchronization_with_one_under_way(clients: list[gradserve.Client], name: str) -> None:
-    """What is pushed last is what mixing has left of the steps since the update that was under way."""
+    """The last update is the rest that mixing has left of the steps since the one that was under way."""
     walker = Walker(clients[0], name, 1.0, num_required=1)
     delays = {"fragment_sync_delay": 2, "fragment_update_alpha": 0.5}
     given = {"sync_every": 4, "outer_optimizer": optim.SGD(1.0), "name": name, "num_required": 1}

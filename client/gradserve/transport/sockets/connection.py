@@ -95,6 +95,14 @@ class TimeLimit:
             raise DeadlineExceededError(f"Deadline Exceeded: there was no answer within {self._seconds:.3g} s")
         return left
 
+    def at_most(self, seconds: float) -> float:
+        """Returns `seconds`, or how many are left if those are fewer.
+
+        Raises:
+            DeadlineExceededError: None are left.
+        """
+        return min(seconds, self.left())
+
     def timeout(self) -> float | None:
         """Returns how many seconds are left, None for no limit, also when none are."""
         return None if self._end == math.inf else max(self._end - self._clock(), 0.0)
@@ -164,7 +172,7 @@ class Connection(ABC):
         Raises:
             GradserveError: Nobody is there, or the server refuses.
         """
-        place, seconds = step.place, min(settings.sockets.connect, step.limit.left())
+        place, seconds = step.place, step.limit.at_most(settings.sockets.connect)
         try:
             connected = await cls._connected(place, seconds)
         except OSError as error:
@@ -172,7 +180,7 @@ class Connection(ABC):
         prepare(connected, settings.keepalive)
         connection = cls(await cls._secured(connected, step, settings), place, step.payloads, settings)
         try:
-            limit = TimeLimit(min(settings.sockets.hello, step.limit.left()), settings)
+            limit = TimeLimit(step.limit.at_most(settings.sockets.hello), settings)
             greeting = hello(step.ticket, step.client_id, step.payloads, connection.inbox)
             answer = await connection.converse(greeting, limit, _no_probe)
         except BaseException:

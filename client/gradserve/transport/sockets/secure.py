@@ -26,7 +26,7 @@ class SecureConnection(Connection):
         except OSError as error:
             raise not_secured(step.place, error) from None
         try:
-            await cls._shake_hands(secured, time.monotonic() + min(settings.sockets.hello, step.limit.left()))
+            await cls._shake_hands(secured, time.monotonic() + step.limit.at_most(settings.sockets.hello))
         except OSError as error:
             secured.close()
             raise not_secured(step.place, error) from None

@@ -303,18 +303,13 @@ class PayloadReceiver:
             return NO_PAYLOAD
         places = unpack_segments(head[header.name_bytes : -header.message_bytes or None], header)
         check_payload_bytes(sum([each.num_bytes for each in places]), allowed)
-        waits = num_bytes <= self._context.memory.limit  # others go on while a payload that never fits is dropped
+        # Others go on while a payload that never fits is dropped.
+        num_in_flight = num_bytes if num_bytes <= self._context.memory.limit else 0
         in_flight = self._context.in_flight
         memory = self._context.memory.reserve(purpose=Purpose.COMPUTING)
-        place: Place | None = None
-        if waits and num_bytes:
-            await in_flight.enter(num_bytes)
-            place = Place(in_flight, num_bytes)
-
-        def leave() -> None:
-            if place is not None:
-                place.leave()
-
+        if num_in_flight:
+            await in_flight.enter(num_in_flight)
+        turn = Place(in_flight, num_in_flight)
         try:
             own = self._allocate(num_bytes, memory)
             segments = [self._segment(place, own) for place in places]
@@ -323,7 +318,7 @@ class PayloadReceiver:
                 segments = await self._copied(segments, memory)
         except BaseException as error:
             memory.settle(0)
-            leave()
+            turn.leave()
             if num_bytes and isinstance(error, ResourceExhaustedError | MemoryError):
                 await self._stream.discard(num_bytes)
             raise
@@ -331,11 +326,11 @@ class PayloadReceiver:
         is_free = self._is_free = asyncio.Event()
 
         def done() -> None:
-            leave()
+            turn.leave()
             is_free.set()
 
         self._unfilled = own
-        self._filled = leave if is_kept else None
+        self._filled = turn.leave if is_kept else None
         self._arrival = Arrival(own) if num_bytes >= EARLY_BYTES else None
         self._payload = Payload(segments, memory, done, self._arrival, self._stream.has_left)
         return self._payload
