@@ -22,7 +22,7 @@ from gradserve.calls.exchange import (
     forget,
 )
 from gradserve.calls.retries import Attempt, Attempts, Contact, Step
-from gradserve.errors import CallCancelledError, GradserveError, UnavailableError
+from gradserve.errors import CallCancelledError, DeadlineExceededError, GradserveError, UnavailableError
 from gradserve.transport.channel import ChannelMaker, DownloadParts, UploadParts
 from gradserve.transport.driving import Member, Schedule, attempts, drive
 from gradserve.transport.network import Network, Server
@@ -39,6 +39,8 @@ from gradserve_protocol.lasting import keep_doing
 T = TypeVar("T")
 _log = logging.getLogger("gradserve")
 _JOIN_SECONDS = 5.0
+_CLOCKS_SECONDS = 0.01
+"""The most by which the clock of gRPC's deadlines is ahead of the one by which it tells the time that is left."""
 _NO_STATUS = "Internal error from Core"
 """gRPC's words instead of the status of a stream, if the server ends it while a message is being sent."""
 
@@ -75,23 +77,40 @@ class AsyncServer(Server):
 
     async def _put(self, upload: Upload, timeout: float | None, metadata: Metadata, _watch: Watch | None) -> Any:
         call = self._channel.now.put(iter(UploadParts(upload)), timeout=timeout, metadata=metadata)
-        return await response_of(call, upload.progress)
+        try:
+            return await response_of(call, upload.progress)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed or task is None or task.cancelling():
+                raise
+            raise _cut_short(call) from None
 
 
 async def response_of(call: Any, progress: Progress | None = None) -> Any:
-    """Returns the response to a gRPC call, or raises the error that its caller gets."""
+    """Returns the response to an upload over gRPC, or raises the error that its caller gets.
+
+    gRPC cancels an upload, or loses its status, if the call ends while a message is being sent.
+    """
     try:
         return await call
     except grpc.aio.AioRpcError as error:
         if error.details() == _NO_STATUS:
-            raise UnavailableError(
-                "the server ended the upload before it had all of it; gRPC lost the reason", code="GS_CONNECTION_LOST"
-            ) from None
+            raise _cut_short(call) from None
         raise
     except (asyncio.CancelledError, CallCancelledError):
         if progress is not None and progress.failure is not None:
             raise progress.failure from None  # of which gRPC says only that it has cancelled the call
         raise
+
+
+def _cut_short(call: Any) -> GradserveError:
+    """Returns the error for an upload that has ended in the middle, and not because its task was cancelled."""
+    left = call.time_remaining()
+    if left is not None and left < _CLOCKS_SECONDS:
+        return DeadlineExceededError("the time of the call was over before the server had all of its upload")
+    return UnavailableError(
+        "the server ended the upload before it had all of it; gRPC lost the reason", code="GS_CONNECTION_LOST"
+    )
 
 
 class BackgroundTask:
