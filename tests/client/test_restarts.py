@@ -22,6 +22,8 @@ from tests.servers.restarting import RestartingServer
 
 WAYS: tuple[TransportName, ...] = ("shared_memory", "bulk", "grpc")
 LARGE = 1 << 20
+NEVER = 1e6
+"""A pause that no test outlives: until then, the client sends nothing again by itself."""
 
 
 @pytest.fixture
@@ -88,7 +90,10 @@ def test_gradients_are_sent_again_while_the_program_does_nothing(
         eventually(lambda: kept(client) == 0)
 
 
-def test_a_gradient_that_comes_late_because_of_the_restart_counts(server: RestartingServer) -> None:
+def test_a_gradient_that_comes_late_because_of_the_restart_counts(
+    server: RestartingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_INTERVAL_SECONDS", NEVER)
     with gradserve.connect(server.address) as client, gradserve.connect(server.address) as other:
         mine, its = (
             each.conditional_accumulator("float32", (), "sum", reduction_type="SUM") for each in (client, other)
