@@ -335,7 +335,7 @@ class Server:
         figures = DeviceFigures(
             device, self.evictor, inventory=self._parts.inventory, ops_prepared=lambda: self.runner.is_prepared
         )
-        accumulators, parameters = self._make_servicers()
+        accumulators, parameters, leases = self._make_servicers()
         access = None
         if self.access is not None:
             access = AccessChecks(self.access, FairCalls(limits.max_calls, budgets.rules))
@@ -356,7 +356,7 @@ class Server:
             "ParameterService": parameters,
             "GradientOpsService": GradientOpsServicer(OPS, self.runner, opener, deliverer, processors.compute),
             "BatchNormLayerService": BatchNormLayerServicer(self.layers, opener, deliverer, self.store.lease_seconds),
-            "LeaseService": LeaseServicer(self.lifetimes.clients),
+            "LeaseService": leases,
             "SocketService": SocketServicer(self._tickets, self.socket_addresses),
             "ServerService": ServerServicer(
                 self.status,
@@ -381,8 +381,8 @@ class Server:
 
     def _make_servicers(
         self,
-    ) -> "tuple[AccumulatorServicer | AggregatingServicer, ParameterServicer | AggregatingParameters]":
-        """Returns the servicers of accumulators and of parameters."""
+    ) -> "tuple[AccumulatorServicer | AggregatingServicer, ParameterServicer | AggregatingParameters, LeaseServicer]":
+        """Returns the servicers of accumulators, of parameters, and of leases."""
         compute, incarnation = self._processors.compute, self._run.incarnation
         accumulators = AccumulatorServicer(
             self.registry, self._receiver, self._deliverer, compute, incarnation, self._member
@@ -391,7 +391,7 @@ class Server:
             self.parameters, self._opener, self._receiver, self._deliverer, compute, incarnation, self._member
         )
         if self._config.upstream.upstream is None:
-            return accumulators, parameters
+            return accumulators, parameters, LeaseServicer(self.lifetimes.clients)
         from gradserve_server.rpc.upstream.aggregator import Aggregator  # with a client in it, which takes 0.1 s
 
         self.aggregator = Aggregator(
@@ -405,8 +405,9 @@ class Server:
             deliverer=self._deliverer,
             accumulators=(accumulators, self.registry),
             parameters=(parameters, self.parameters),
+            clients=self.lifetimes.clients,
         )
-        return self.aggregator.accumulators, self.aggregator.parameters
+        return self.aggregator.accumulators, self.aggregator.parameters, self.aggregator.leases
 
     def _make_sockets(self) -> SocketListener:
         config, limits, processors = self._config, self._limits, self._processors

@@ -296,7 +296,7 @@ class TestManyWaitingCalls:
     def test_what_a_request_says_of_them(self) -> None:
         ids, accumulator = RequestIds("a"), ("default", "net")
         for limit in (1024, 1025):
-            while len(ids.open_calls.before(accumulator, CallId(ids._calls_id, 1 << 40))) < limit:
+            while len(ids.open_calls.before(accumulator, CallId(ids.calls_id, 1 << 40))) < limit:
                 ids.open_calls.begin(accumulator, ids.new_call())
             message = accumulator_pb2.RequestId()
             ids.write(message, ids.new_call(), accumulator)

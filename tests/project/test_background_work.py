@@ -36,6 +36,7 @@ ELSEWHERE = {
     "server/gradserve_server/rpc/listeners/sockets/connection.py": "one call",
     "server/gradserve_server/rpc/listeners/sockets/listener.py": "one connection; its errors are logged",
     "server/gradserve_server/rpc/upstream/forwarding.py": "one call",
+    "server/gradserve_server/rpc/upstream/leases.py": "holds leases for one call, which ends them",
     "server/gradserve_server/runtime/process.py": "waits for one signal, and ends the process",
     "server/gradserve_server/storage/store.py": "after an error of any kind, ends the server",
     "server/gradserve_server/tensors/transfers.py": "one upload or download",

@@ -100,7 +100,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "resources/clients/test_holding.py",
         "resources/clients/test_idle_leases.py",
         "resources/test_lifetimes.py",
-        "resources/test_private_resources.py",
         "resources/test_queue.py",
         "rpc/accumulators/test_reply_codec.py",
         "tensors/test_receipts.py",
@@ -130,7 +129,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "training/test_server_restarts.py",
     ),
     "makes something happen in the middle of a step, or a step fail": (
-        "accumulators/test_push_pull_traps.py",
         "accumulators/test_waiting.py",
         "client/transport/sockets/test_calls.py",
         "client/transport/sockets/test_strands.py",

@@ -11,9 +11,11 @@ from gradserve_server.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from gradserve_server.layers.batch_norm.registry import Reuse
+from gradserve_server.resources import lifetimes as lifetimes_module
 from gradserve_server.resources.lifetimes import Lifetime, Lifetimes
 from gradserve_server.resources.registry import ResourceKey
 from gradserve_server.runtime.event_loop import Turn
@@ -339,6 +341,68 @@ async def test_a_later_hold_takes_the_place_of_an_earlier_one(world: World) -> N
     assert await clients.end("a") == 1
     assert await second is False
     assert await clients.end("a") == 0
+
+
+async def test_a_worker_that_owns_nothing_has_a_lease(world: World) -> None:
+    clients = world.lifetimes.clients
+    holding = asyncio.create_task(clients.hold("a", "calls of a"))
+    await turns()
+    assert world.after(1000) == 0
+    assert clients.has_worker("calls of a")
+    assert not clients.has_worker("a")
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+    assert world.after(59.9) == 0
+    assert clients.has_worker("calls of a"), "it may come back"
+    assert world.after(0.1) == 0
+    assert not clients.has_worker("calls of a")
+    assert len(clients) == world.lifetimes.num_leases == 0
+
+
+async def test_a_worker_keeps_its_lease_when_what_it_owned_has_ended(world: World) -> None:
+    clients = world.lifetimes.clients
+    world.create(owner="a")
+    holding = asyncio.create_task(clients.hold("a", "calls of a"))
+    await turns()
+    world.registry.delete(KEY)
+    await turns()
+    assert not holding.done()
+    assert await clients.end("a") == 0
+    assert await holding is False
+    assert not clients.has_worker("calls of a")
+
+
+async def test_a_client_that_becomes_a_worker_is_one_to_the_end(world: World) -> None:
+    clients = world.lifetimes.clients
+    world.create(owner="a")
+    holding = [asyncio.create_task(clients.hold("a", worker)) for worker in ("", "calls of a", "")]
+    await turns()
+    world.registry.delete(KEY)
+    await turns()
+    assert [each.done() for each in holding] == [True, True, False]
+    await clients.end("a")
+    assert await holding[-1] is False
+
+
+async def test_workers_have_a_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = world.lifetimes.clients
+    monkeypatch.setattr(lifetimes_module, "_MOST_WORKERS", 2)
+    holding = [asyncio.create_task(clients.hold(name, f"calls of {name}")) for name in "ab"]
+    await turns()
+    with pytest.raises(ResourceExhaustedError, match="too many workers hold leases: 2 allowed") as error:
+        await clients.hold("c", "calls of c")
+    assert error.value.field == "worker_client_id"
+    assert not clients.has_worker("calls of c")
+    again = asyncio.create_task(clients.hold("a", "calls of a"))
+    await turns()
+    assert await holding[0] is True, "a worker that has a lease needs no other"
+    await clients.end("b")
+    other = asyncio.create_task(clients.hold("c", "calls of c"))
+    await turns()
+    assert clients.has_worker("calls of c")
+    for each in (again, other):
+        each.cancel()
 
 
 async def test_a_server_that_shuts_down_ends_holds(world: World) -> None:

@@ -170,6 +170,7 @@ class Unary(NamedTuple):
         in_place: Whether arrays of the reply may be read-only memory that the server shares with other readers.
         renewal: Makes the request one for the present run of the server, after that has refused it as one for an
             earlier run; None: such a refusal is an error like others.
+        only_over_grpc: Whether no socket carries it, which it would occupy for as long as the client lives.
     """
 
     service: str
@@ -180,6 +181,7 @@ class Unary(NamedTuple):
     target: int = 0
     in_place: bool = False
     renewal: Callable[[], Operation[None]] | None = None
+    only_over_grpc: bool = False
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""

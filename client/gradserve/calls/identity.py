@@ -261,6 +261,7 @@ class RequestIds:
 
     Attributes:
         client_id: The id of the client, which owns what is private to it.
+        calls_id: The id of the client in the ids of its calls, from which nobody can tell `client_id`.
         open_calls: The calls whose averages have not arrived.
         pacing: Holds back contributions while many are on their way.
         clock: A monotonic clock, in seconds.
@@ -276,13 +277,13 @@ class RequestIds:
         self._thread = threading.local()
         # Names are public in lists, and errors show request ids; the id itself must be known to the server alone.
         self._public_id = _derived(client_id, b"names")
-        self._calls_id = _derived(client_id, b"calls")
-        self._chosen_id = f"{self._calls_id}-chosen"
+        self.calls_id = _derived(client_id, b"calls")
+        self._chosen_id = f"{self.calls_id}-chosen"
 
     def new_call(self) -> CallId:
         """Returns the id of a new call."""
         with self.open_calls.numbering:
-            return CallId(self._calls_id, next(self._numbers))
+            return CallId(self.calls_id, next(self._numbers))
 
     def call(self, request_id: Any) -> CallId:
         """Returns the id of the call that a user knows by an integer.
@@ -320,7 +321,7 @@ class RequestIds:
     def write(self, message: accumulator_pb2.RequestId, call: CallId, accumulator: AccumulatorKey) -> None:
         """Writes the id of a call on an accumulator to its message."""
         message.client_id, message.sequence = call
-        if call.client_id in (self._calls_id, self._chosen_id):
+        if call.client_id in (self.calls_id, self._chosen_id):
             unanswered = self.open_calls.before(accumulator, call)
             if len(unanswered) > _MAX_UNANSWERED:
                 message.unanswered_since = unanswered[0]

@@ -94,6 +94,8 @@ class Server(ABC):
             case Whole():
                 reply = await self._call(exchange, timeout, metadata, watch)
                 return NOT_CARRIED if reply is None else reply
+            case Unary(only_over_grpc=True):
+                return await self._ask(exchange, timeout, metadata, watch)
             case Unary():
                 reply = await self._call(Whole(exchange), timeout, metadata, watch)
                 return None if reply is None else reply.message

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gradserve/v1/lease_messages.proto\x12\x0cgradserve.v1\"+\n\x16HoldClientLeaseRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\"+\n\x17HoldClientLeaseResponse\x12\x10\n\x08replaced\x18\x01 \x01(\x08\"*\n\x15\x45ndClientLeaseRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\"-\n\x16\x45ndClientLeaseResponse\x12\x13\n\x0bnum_deleted\x18\x01 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!gradserve/v1/lease_messages.proto\x12\x0cgradserve.v1\"E\n\x16HoldClientLeaseRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x18\n\x10worker_client_id\x18\x02 \x01(\t\"+\n\x17HoldClientLeaseResponse\x12\x10\n\x08replaced\x18\x01 \x01(\x08\"*\n\x15\x45ndClientLeaseRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\"-\n\x16\x45ndClientLeaseResponse\x12\x13\n\x0bnum_deleted\x18\x01 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradserve_protocol.v1.lease
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOLDCLIENTLEASEREQUEST']._serialized_start=51
-  _globals['_HOLDCLIENTLEASEREQUEST']._serialized_end=94
-  _globals['_HOLDCLIENTLEASERESPONSE']._serialized_start=96
-  _globals['_HOLDCLIENTLEASERESPONSE']._serialized_end=139
-  _globals['_ENDCLIENTLEASEREQUEST']._serialized_start=141
-  _globals['_ENDCLIENTLEASEREQUEST']._serialized_end=183
-  _globals['_ENDCLIENTLEASERESPONSE']._serialized_start=185
-  _globals['_ENDCLIENTLEASERESPONSE']._serialized_end=230
+  _globals['_HOLDCLIENTLEASEREQUEST']._serialized_end=120
+  _globals['_HOLDCLIENTLEASERESPONSE']._serialized_start=122
+  _globals['_HOLDCLIENTLEASERESPONSE']._serialized_end=165
+  _globals['_ENDCLIENTLEASEREQUEST']._serialized_start=167
+  _globals['_ENDCLIENTLEASEREQUEST']._serialized_end=209
+  _globals['_ENDCLIENTLEASERESPONSE']._serialized_start=211
+  _globals['_ENDCLIENTLEASERESPONSE']._serialized_end=256
 # @@protoc_insertion_point(module_scope)

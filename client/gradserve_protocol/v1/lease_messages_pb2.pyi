@@ -5,10 +5,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HoldClientLeaseRequest(_message.Message):
-    __slots__ = ("client_id",)
+    __slots__ = ("client_id", "worker_client_id")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     client_id: str
-    def __init__(self, client_id: _Optional[str] = ...) -> None: ...
+    worker_client_id: str
+    def __init__(self, client_id: _Optional[str] = ..., worker_client_id: _Optional[str] = ...) -> None: ...
 
 class HoldClientLeaseResponse(_message.Message):
     __slots__ = ("replaced",)

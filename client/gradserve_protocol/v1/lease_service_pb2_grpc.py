@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class LeaseServiceStub(object):
-    """Ends everything that is private to a client when the client ends.
+    """Ends everything that is private to a client when the client ends, and knows
+    which workers are still there.
 
     A client that owns something (Lifetime.owner_client_id) has a lease of
     ServerLimits.client_lease. Every RPC that names something the client owns
@@ -35,8 +36,9 @@ class LeaseServiceStub(object):
     owns is deleted; a later request for it ends with NOT_FOUND, and the message
     says so.
 
-    A client that owns nothing has no lease and costs the server nothing. Time
-    during which the server was suspended does not count.
+    A client that owns nothing has no lease and costs the server nothing, unless
+    it is that of a worker that holds one. Time during which the server was
+    suspended does not count.
     """
 
     def __init__(self, channel):
@@ -58,7 +60,8 @@ class LeaseServiceStub(object):
 
 
 class LeaseServiceServicer(object):
-    """Ends everything that is private to a client when the client ends.
+    """Ends everything that is private to a client when the client ends, and knows
+    which workers are still there.
 
     A client that owns something (Lifetime.owner_client_id) has a lease of
     ServerLimits.client_lease. Every RPC that names something the client owns
@@ -67,8 +70,9 @@ class LeaseServiceServicer(object):
     owns is deleted; a later request for it ends with NOT_FOUND, and the message
     says so.
 
-    A client that owns nothing has no lease and costs the server nothing. Time
-    during which the server was suspended does not count.
+    A client that owns nothing has no lease and costs the server nothing, unless
+    it is that of a worker that holds one. Time during which the server was
+    suspended does not count.
     """
 
     def HoldClientLease(self, request, context):
@@ -77,10 +81,12 @@ class LeaseServiceServicer(object):
         tells the server whether the client is still there, so the client has
         nothing else to do, and loses nothing while it is busy.
 
-        Blocking: while the client owns anything.
+        Blocking: while the client owns anything; with `worker_client_id`, until the
+        lease is ended.
         Retry: safe.
 
-        INVALID_ARGUMENT: `client_id` is empty or too long.
+        INVALID_ARGUMENT: `client_id` is empty, or an id is too long.
+        RESOURCE_EXHAUSTED: `worker_client_id`, and too many workers hold leases.
         UNAVAILABLE: the server is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -120,7 +126,8 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LeaseService(object):
-    """Ends everything that is private to a client when the client ends.
+    """Ends everything that is private to a client when the client ends, and knows
+    which workers are still there.
 
     A client that owns something (Lifetime.owner_client_id) has a lease of
     ServerLimits.client_lease. Every RPC that names something the client owns
@@ -129,8 +136,9 @@ class LeaseService(object):
     owns is deleted; a later request for it ends with NOT_FOUND, and the message
     says so.
 
-    A client that owns nothing has no lease and costs the server nothing. Time
-    during which the server was suspended does not count.
+    A client that owns nothing has no lease and costs the server nothing, unless
+    it is that of a worker that holds one. Time during which the server was
+    suspended does not count.
     """
 
     @staticmethod

@@ -20,6 +20,11 @@ _CHOSEN = "-chosen"
 """The suffix of the client_id of calls whose numbers the client's user has chosen."""
 
 
+def owner_of(client_id: str) -> str:
+    """Returns the client that makes calls with this id: it is also that of its lease."""
+    return client_id.removesuffix(_CHOSEN)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestId:
     """The id of one call of one client.
@@ -43,7 +48,7 @@ class RequestId:
     @property
     def owner(self) -> str:
         """The client, whichever of its two ids the call has: see `RequestId.client_id` in the protos."""
-        return self.client_id.removesuffix(_CHOSEN)
+        return owner_of(self.client_id)
 
     def acknowledges(self, sequence: int) -> bool:
         """Returns True if this call shows that the client has the answer to its call `sequence`."""

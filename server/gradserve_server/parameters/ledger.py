@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gradserve_server.accumulators.gradient import Contribution, Gradient, Metrics
-from gradserve_server.accumulators.identity import CallMemory, RequestId
+from gradserve_server.accumulators.identity import CallMemory, RequestId, owner_of
 from gradserve_server.accumulators.incoming import check_weight
 from gradserve_server.accumulators.ledger import Answer, Event, GradientAnswered, Ledger, OtherChange, RoundEnded, Taken
 from gradserve_server.accumulators.rounds import Applied, Outcome, Pushed, Round
@@ -198,6 +198,7 @@ class UpdateLedger(Ledger):
         clock: Callable[[], float] = lambda: 0.0,
         wall_clock: Callable[[], int] = lambda: 0,
         lease_seconds: float = 0.0,
+        has_worker: Callable[[str], bool] = lambda _client_id: False,
     ) -> None:
         """Begins with an empty round.
 
@@ -206,7 +207,8 @@ class UpdateLedger(Ledger):
             spec: The properties of the parameters.
             clock: The seconds of any clock, for the end of rounds.
             wall_clock: The nanoseconds since 1970, for their records.
-            lease_seconds: The seconds of silence after which a worker's client is no longer there.
+            lease_seconds: The seconds of silence after which a client without a lease is no longer there.
+            has_worker: Returns True if a worker has a lease, by the client in the ids of its calls.
         """
         super().__init__(calls)
         self._spec = spec
@@ -230,6 +232,7 @@ class UpdateLedger(Ledger):
         self.wall_clock = wall_clock
         """The nanoseconds since 1970."""
         self._lease_seconds = lease_seconds
+        self._has_worker = has_worker
         self._clients: dict[str, str] = {}
         """The client of each worker of the latest rounds."""
 
@@ -430,9 +433,11 @@ class UpdateLedger(Ledger):
             super().replay(event)
 
     def is_alive(self, worker_id: str) -> bool:
-        """Returns True if the client of a worker of the latest rounds is still there."""
+        """Returns True if the client of a worker of the latest rounds is there: it has a lease, or was heard of."""
         client = self._clients.get(worker_id)
-        return client is not None and self.calls.is_heard_of(client, self._lease_seconds)
+        if client is None:
+            return False
+        return self._has_worker(owner_of(client)) or self.calls.is_heard_of(client, self._lease_seconds)
 
     def next_look(self, until: float) -> float:
         """Returns the time to ask the closer again, at the latest `until`: leases of expected workers end unnoticed."""

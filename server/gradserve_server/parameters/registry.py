@@ -348,6 +348,7 @@ class ParametersRegistry(RoundRegistry[Parameters, ParametersJournals]):
             self.factory.clock,
             self._wall_clock,
             self._lifetimes.client_lease_seconds,
+            self._lifetimes.clients.has_worker,
         )
 
     def _add(

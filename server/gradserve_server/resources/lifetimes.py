@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
-from gradserve_server.errors import InvalidArgumentError, ServiceError
+from gradserve_server.errors import InvalidArgumentError, ResourceExhaustedError, ServiceError
 from gradserve_server.limits import MAX_ID_BYTES, check_length
 from gradserve_server.runtime.event_loop import ServiceClock, Turn
 
@@ -22,6 +22,8 @@ _FEW = 64
 _MOVED_AT_ONCE = 8
 _ITEMS_PER_DELETION = 8
 """The items of a turn that the deletion of a resource counts for."""
+_MOST_WORKERS = 10_000
+"""The most workers with leases, of about 1 KB each. Other leases are bounded by what their clients own."""
 
 
 class Lease(Generic[ItemT]):
@@ -268,12 +270,13 @@ class Owned:
 
 @dataclass(eq=False)
 class Client:
-    """A client that owns resources.
+    """A client that owns resources, or holds its lease as a worker.
 
     Attributes:
         client_id: Its id.
         lease: The lease, renewed by every use of its resources, which end with it.
         owned: Its resources, oldest first.
+        worker: The id in the ids of its calls, if it is that of a worker and keeps its lease though it may own nothing.
         holder: A future for the call that holds the lease, resolved when this is over: True if another call replaced
             it.
     """
@@ -281,19 +284,22 @@ class Client:
     client_id: str
     lease: Lease[End]
     owned: dict[Owned, None] = field(default_factory=dict)
+    worker: str = ""
     holder: "asyncio.Future[bool] | None" = None
 
 
 class ClientLeases:
-    """The resources that clients own, and the leases that keep them.
+    """The leases of clients, and the resources that clients own, which their leases keep.
 
-    Costs nothing for clients that own nothing. Not thread-safe: used on the event loop only.
+    A client has a lease while it owns anything. A worker has one from the call that holds it until it runs out, though
+    the worker may own nothing. Not thread-safe: used on the event loop only.
     """
 
     def __init__(self, queue: LeaseQueue[End], seconds: float) -> None:
         self._queue = queue
         self._seconds = seconds
         self._clients: dict[str, Client] = {}
+        self._workers: dict[str, Client] = {}
         self._ending: list[tuple[Client, str]] = []
         self._closed: ServiceError | None = None
 
@@ -302,10 +308,7 @@ class ClientLeases:
 
     def own(self, client_id: str, owned: Owned) -> Client:
         """Makes a client the owner of a resource; returns the client."""
-        client = self._clients.get(client_id)
-        if client is None:
-            lease = self._queue.begin(lambda: self._run_out(client_id), self._seconds)
-            client = self._clients[client_id] = Client(client_id, lease)
+        client = self._clients.get(client_id) or self._begin(client_id)
         client.owned[owned] = None
         client.lease.renew()
         return client
@@ -313,25 +316,37 @@ class ClientLeases:
     def disown(self, client: Client, owned: Owned) -> None:
         """Forgets a resource that has ended."""
         client.owned.pop(owned, None)
-        if not client.owned and self._clients.get(client.client_id) is client:
+        if not client.owned and not client.worker and self._clients.get(client.client_id) is client:
             self._forget(client)
 
-    async def hold(self, client_id: str) -> bool:
-        """Keeps the lease of a client until the client owns nothing.
+    def has_worker(self, worker: str) -> bool:
+        """Returns True if a worker has a lease, by the id in the ids of its calls."""
+        return worker in self._workers
+
+    async def hold(self, client_id: str, worker: str = "") -> bool:
+        """Keeps the lease of a client until the client owns nothing; that of a worker until it is ended.
+
+        Args:
+            client_id: The id of the client.
+            worker: The id in the ids of its calls, if it is that of a worker.
 
         Returns:
             Whether a later call for the same client has replaced this one.
 
         Raises:
-            InvalidArgumentError: The id is empty or too long.
+            InvalidArgumentError: The id is empty, or one is too long.
+            ResourceExhaustedError: Too many workers have leases already.
             ServiceError: The server is shutting down.
         """
         _check_id(client_id)
+        check_length(worker, MAX_ID_BYTES, "worker_client_id")
         client = self._clients.get(client_id)
-        if client is None:
+        if client is None and not worker:
             return False
         if self._closed is not None:
             raise self._closed
+        if client is None or (worker and not client.worker):
+            client = self._begin_worker(client_id, worker)
         _answer(client.holder, replaced=True)
         holder: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         client.holder = holder
@@ -386,7 +401,25 @@ class ClientLeases:
         self._ending.append((client, reason))
         return len(client.owned)
 
+    def _begin(self, client_id: str) -> Client:
+        lease = self._queue.begin(lambda: self._run_out(client_id), self._seconds)
+        client = self._clients[client_id] = Client(client_id, lease)
+        return client
+
+    def _begin_worker(self, client_id: str, worker: str) -> Client:
+        if worker in self._workers:
+            raise InvalidArgumentError("expected an id that no other client has", field="worker_client_id")
+        if len(self._workers) >= _MOST_WORKERS:
+            raise ResourceExhaustedError(
+                f"too many workers hold leases: {_MOST_WORKERS} allowed", field="worker_client_id", code="GS_TOO_MANY"
+            )
+        client = self._clients.get(client_id) or self._begin(client_id)
+        client.worker = worker
+        self._workers[worker] = client
+        return client
+
     def _forget(self, client: Client) -> None:
+        self._workers.pop(client.worker, None)
         del self._clients[client.client_id]
         self._queue.cancel(client.lease)
         _answer(client.holder, replaced=False)

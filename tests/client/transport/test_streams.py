@@ -63,9 +63,11 @@ class CutShort:
         self._error = error
         self._left = left
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._end().__await__()
+
+    async def _end(self) -> None:
         raise self._error
-        yield
 
     def time_remaining(self) -> float | None:
         return self._left

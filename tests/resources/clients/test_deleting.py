@@ -22,7 +22,7 @@ def test_all_ways_to_delete_are_remembered(server: AgingServer) -> None:
     with gradserve.connect(server.address) as client:
         accumulators = [client.conditional_accumulator("float32") for _ in range(3)]
         layers = [client.batch_norm() for _ in range(3)]
-        assert len(client._calls._private) == 6
+        assert len(client._calls._lease) == 6
         assert accumulators[0].delete()
         client.raw_ops.DestroyResourceOp(resource=accumulators[1])
         assert client.delete_accumulator(accumulators[2].name)
@@ -30,7 +30,7 @@ def test_all_ways_to_delete_are_remembered(server: AgingServer) -> None:
         with layers[1]:
             pass
         assert client.delete_batch_norm_layer(layers[2].name)
-        assert len(client._calls._private) == 0
+        assert len(client._calls._lease) == 0
         assert num_private(server) == 0
 
 

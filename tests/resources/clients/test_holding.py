@@ -86,7 +86,7 @@ def test_a_thread_only_while_there_is_something(server: AgingServer, things: int
         for each in made:
             each.delete()
         eventually(lambda: len(background_threads()) == before)
-        assert len(client._calls._private) == 0
+        assert len(client._calls._lease) == 0
     assert len(background_threads()) == before
 
 
@@ -103,7 +103,7 @@ def test_threads_that_make_and_delete_at_the_same_time(server: AgingServer) -> N
         eventually(lambda: num_held(server) == 1)
         pass_time(server, 100 * CLIENT_LEASE)
         assert kept.info().is_private
-        assert len(client._calls._private) == num_private(server) == 1
+        assert len(client._calls._lease) == num_private(server) == 1
         assert kept.delete()
         eventually(lambda: background_threads() == [])
     assert server.inspect(lambda server: (len(server.lifetimes.clients), server.lifetimes.num_leases)) == (0, 0)

@@ -72,4 +72,4 @@ def test_an_idle_lease_that_cannot_be(server: AgingServer, bad: Any) -> None:
         with pytest.raises(gradserve.InvalidArgumentError) as error:
             client.batch_norm(idle_lease=bad)
         assert error.value.field == "idle_lease"
-        assert len(client._calls._private) == 0
+        assert len(client._calls._lease) == 0

@@ -26,7 +26,7 @@ from gradserve.calls.accumulators.wire import AccumulatorWire
 from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds, private_name
-from gradserve.calls.private_resources import PrivateResources
+from gradserve.calls.lease import ClientLease
 from gradserve.calls.server import Cluster
 from gradserve.conversion.plain import as_text
 from gradserve.results import AccumulatorHandle, AccumulatorInfo, AccumulatorKind, DenseSpec, SparseSpec
@@ -65,20 +65,20 @@ for _name in ("apply", "take", "push_pull", "read_average", "num_accumulated", "
 class AccumulatorCache:
     """Creates a client's accumulators, each on its home among the servers. Safe to use from several threads."""
 
-    def __init__(self, ids: RequestIds, cluster: Cluster, private: list[PrivateResources], memory: KeptMemory) -> None:
+    def __init__(self, ids: RequestIds, cluster: Cluster, leases: list[ClientLease], memory: KeptMemory) -> None:
         """Takes the state of the client.
 
         Args:
             ids: Its request ids.
             cluster: Its servers.
-            private: Its private resources on each of them.
+            leases: Its lease at each of them.
             memory: The memory of the gradients that it keeps.
         """
         self._ids = ids
         self._uncounted = Uncounted()
         self._cluster = cluster
         self._servers = [
-            _AccumulatorsOfServer(ids, cluster, target, each, memory) for target, each in enumerate(private)
+            _AccumulatorsOfServer(ids, cluster, target, each, memory) for target, each in enumerate(leases)
         ]
 
     @property
@@ -230,14 +230,12 @@ class AccumulatorCache:
 class _AccumulatorsOfServer:
     """Creates accumulators on one server."""
 
-    def __init__(
-        self, ids: RequestIds, cluster: Cluster, target: int, private: PrivateResources, memory: KeptMemory
-    ) -> None:
+    def __init__(self, ids: RequestIds, cluster: Cluster, target: int, lease: ClientLease, memory: KeptMemory) -> None:
         self.target = target
         self.watch = Watch()
         self._ids = ids
         self._cluster = cluster
-        self._private = private
+        self._lease = lease
         self._memory = memory
 
     def create(
@@ -266,7 +264,7 @@ class _AccumulatorsOfServer:
 
     def deleted(self, container: str, name: str) -> None:
         """Forgets an accumulator that was deleted."""
-        self._private.deleted(name)
+        self._lease.deleted(name)
         self.watch.remove(container, name)
 
     def has_whole(self, container: str, name: str) -> Operation[bool]:
@@ -282,14 +280,14 @@ class _AccumulatorsOfServer:
         self, name: str, components: Components, options: AccumulatorOptions, *, is_private: bool
     ) -> messages_pb2.CreateAccumulatorRequest:
         """Returns the request that creates an accumulator, without the member of the cluster."""
-        lifetime = self._private.lifetime(options.idle_lease, is_private=is_private)
+        lifetime = self._lease.lifetime(options.idle_lease, is_private=is_private)
         return creation_of(name, components, options, lifetime)
 
     def made(
         self, request: messages_pb2.CreateAccumulatorRequest, *, is_private: bool
     ) -> Operation[accumulator_pb2.AccumulatorInfo]:
         """Creates an accumulator, and keeps a private one alive; returns its description."""
-        return self._private.create(request.accumulator.name, create(request)) if is_private else create(request)
+        return self._lease.create(request.accumulator.name, create(request)) if is_private else create(request)
 
     def session(
         self,

@@ -16,7 +16,7 @@ from gradserve.calls.batch_norm.wire import (
 )
 from gradserve.calls.exchange import Operation
 from gradserve.calls.identity import RequestIds, private_name
-from gradserve.calls.private_resources import PrivateResources
+from gradserve.calls.lease import ClientLease
 from gradserve.conversion.arrays import as_dtype
 from gradserve.conversion.plain import as_shape, is_text
 from gradserve.results import DTypeLike, Shape
@@ -73,7 +73,7 @@ def make_layer(
     place: LayerPlace,
     ids: RequestIds,
     made: LiveLayers,
-    private: PrivateResources,
+    lease: ClientLease,
 ) -> Operation[BatchNormLayerCalls]:
     """Creates a layer, or finds the one with this scope and equal arguments.
 
@@ -82,22 +82,22 @@ def make_layer(
         place: Its name, lifetime and inputs.
         ids: The client's request ids, which name a layer without a scope.
         made: The client's layer objects, to which the new one is added.
-        private: The client's private resources, to which a layer without a scope is added.
+        lease: The lease of the client, which keeps a layer without a scope.
     """
     for argument, value in {"container": place.container, "scope": "" if place.scope is None else place.scope}.items():
         if not is_text(value):
             raise InvalidArgumentError(f"expected a name as {argument}, got {described(value)}", field=argument)
     is_private = place.scope is None
-    lifetime = private.lifetime(place.idle_lease, is_private=is_private)
+    lifetime = lease.lifetime(place.idle_lease, is_private=is_private)
     creation = Creation(_reuse(place), ids.name(), *_inputs(place.dtype, place.input_shape), lifetime)
     name = private_name(_PRIVATE_SCOPE, ids) if place.scope is None else place.scope
     creating = create_layer(place.container, name, arguments, creation)
     with arguments_named({"input_dtype": "dtype"}):
-        info = yield from private.create(name, creating) if is_private else creating
+        info = yield from lease.create(name, creating) if is_private else creating
     wire = BatchNormLayerWire(info)
     ignored = IgnoredArguments(wire.ref.name)
     ignored.warn(ignored_arguments(info.warnings))
-    layer = BatchNormLayerCalls(wire, ids, ignored, is_private=is_private, deleted=private.deleted)
+    layer = BatchNormLayerCalls(wire, ids, ignored, is_private=is_private, deleted=lease.deleted)
     made.add(layer)
     return layer
 

@@ -106,6 +106,6 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
 
     def delete_private(self) -> Operation[None]:
         """Deletes everything made without a shared name or scope, on all servers that can be reached."""
-        for target, private in enumerate(self._private_by_server):
+        for target, lease in enumerate(self._leases):
             with contextlib.suppress(GradserveError):
-                yield from at_target(target, private.delete_all())
+                yield from at_target(target, lease.end())

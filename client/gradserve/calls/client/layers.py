@@ -131,7 +131,7 @@ class LayersOfClient(ClientState):
             durability=durability,
         )
         where = LayerPlace(container, scope, reuse, idle_lease, input_shape, dtype)
-        return make_layer(arguments, where, self._ids, self._layers, self._private)
+        return make_layer(arguments, where, self._ids, self._layers, self._lease)
 
     def list_batch_norm_layers(
         self, container: str = "", scope: str = "", collection: str = ""
@@ -164,7 +164,7 @@ class LayersOfClient(ClientState):
             container=as_text(container, Argument("container")), name=as_text(scope, Argument("scope"))
         )
         deleted = yield from delete_layer(ref)
-        self._private.deleted(ref.name)
+        self._lease.deleted(ref.name)
         return deleted
 
     def run_updates(self, collection: str = "update_ops", container: str = "") -> Operation[int]:

@@ -11,8 +11,8 @@ from gradserve.calls.accumulators.kept import DEFAULT_KEPT_BYTES, KeptMemory
 from gradserve.calls.batch_norm.creation import LiveLayers
 from gradserve.calls.exchange import TimeLimits
 from gradserve.calls.identity import RequestIds
+from gradserve.calls.lease import ClientLease
 from gradserve.calls.parameters.creation import ParametersCache
-from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.raw_ops import RawOpsCalls
 from gradserve.calls.server import Cluster
 
@@ -35,11 +35,11 @@ class ClientState:
         self._ids = ids
         self._timeout = times.call
         self._closing = times.closing
-        self._private_by_server = [PrivateResources(ids, times) for _ in range(cluster.size)]
-        self._private = self._private_by_server[0]
+        self._leases = [ClientLease(ids.client_id, ids.calls_id, times) for _ in range(cluster.size)]
+        self._lease = self._leases[0]
         kept = KeptMemory(kept_bytes)
-        self._accumulators = AccumulatorCache(ids, cluster, self._private_by_server, kept)
-        self._parameters = ParametersCache(ids, cluster, self._private_by_server, kept, self._accumulators.watches)
+        self._accumulators = AccumulatorCache(ids, cluster, self._leases, kept)
+        self._parameters = ParametersCache(ids, cluster, self._leases, kept, self._accumulators.watches)
         self._layers = LiveLayers()
         self.raw_ops = RawOpsCalls(ids, self._timeout, self._accumulators)
 

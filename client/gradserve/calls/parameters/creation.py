@@ -14,13 +14,13 @@ from gradserve.calls.accumulators.sharding.shard import Parts, Uncounted, add_pl
 from gradserve.calls.combinators import all_ended, at_target, together
 from gradserve.calls.exchange import Operation, Progress, Reply, Unary, Whole
 from gradserve.calls.identity import RequestIds, private_name
+from gradserve.calls.lease import ClientLease
 from gradserve.calls.parameters.fields import fields_named
 from gradserve.calls.parameters.model import Model, ParameterComponents, model_of
 from gradserve.calls.parameters.shard_creation import Creation, created, found_or_created
 from gradserve.calls.parameters.sharded import ShardedParametersWire
 from gradserve.calls.parameters.spec import ParametersOptions, given_names, info_of, shapes_of, spec_of
 from gradserve.calls.parameters.wire import PARAMETERS, ParametersWire
-from gradserve.calls.private_resources import PrivateResources
 from gradserve.calls.server import Cluster
 from gradserve.conversion.plain import as_text
 from gradserve.optim.messages import optimizer_of, schedule_of
@@ -44,7 +44,7 @@ class ParametersCache:
         self,
         ids: RequestIds,
         cluster: Cluster,
-        private: Sequence[PrivateResources],
+        leases: Sequence[ClientLease],
         memory: KeptMemory,
         watches: Sequence[Watch],
     ) -> None:
@@ -53,13 +53,13 @@ class ParametersCache:
         Args:
             ids: Its request ids.
             cluster: Its servers.
-            private: Its private resources on each of them.
+            leases: Its lease at each of them.
             memory: The memory of the contributions that it keeps.
             watches: The watch over these, for each server.
         """
         self._ids = ids
         self._cluster = cluster
-        self._private = private
+        self._leases = leases
         self._memory = memory
         self._watches = watches
         self._uncounted = Uncounted()
@@ -94,7 +94,7 @@ class ParametersCache:
         request = messages_pb2.CreateParametersRequest(
             parameters=parameters_pb2.ParametersRef(container=container, name=full_name),
             spec=spec_of(_completed(options, model), model.components),
-            lifetime=self._private[target].lifetime(idle_lease, is_private=is_private),
+            lifetime=self._leases[target].lifetime(idle_lease, is_private=is_private),
         )
         if is_private and model.values is None:
             raise _without_values("private parameters are always new")
@@ -190,7 +190,7 @@ class ParametersCache:
                 field="shared_name",
             )
         ref.member = yield from self._cluster.member(target)
-        lifetime = self._private[target].lifetime(idle_lease, is_private=False)
+        lifetime = self._leases[target].lifetime(idle_lease, is_private=False)
         with fields_named():
             info = yield from at_target(target, wire.fork(step, ref, lifetime))
         return self._wire(info, wire.components, target, is_private=False)
@@ -264,7 +264,7 @@ class ParametersCache:
             target: int, creation: Operation[messages_pb2.CreateParametersResponse]
         ) -> Operation[messages_pb2.CreateParametersResponse]:
             if is_private:
-                return at_target(target, self._private[target].create(request.parameters.name, creation))
+                return at_target(target, self._leases[target].create(request.parameters.name, creation))
             return at_target(target, creation)
 
         creation = Creation(request, parts, members, model.values, state, step)
@@ -290,7 +290,7 @@ class ParametersCache:
         info = yield from wire.described()
         target = self._cluster.home_of(ref.container, ref.name)
         request = messages_pb2.CreateParametersRequest(
-            parameters=ref, spec=info.spec, lifetime=self._private[target].lifetime(idle_lease, is_private=False)
+            parameters=ref, spec=info.spec, lifetime=self._leases[target].lifetime(idle_lease, is_private=False)
         )
         remove_plan(request.spec)
         request.parameters.member = yield from self._cluster.member(target)
@@ -310,7 +310,7 @@ class ParametersCache:
             )
         parts = Parts(components, plan_in(info.spec), _UPDATE)
         members = yield from self._cluster.members(parts.servers)
-        lifetime = self._private[home].lifetime(decode_duration(info, "idle_lease"), is_private=is_private)
+        lifetime = self._leases[home].lifetime(decode_duration(info, "idle_lease"), is_private=is_private)
 
         def create_shard(target: int, incarnation: str, values: Mapping[str, Sent]) -> Operation[object]:
             request = messages_pb2.CreateParametersRequest(
@@ -326,6 +326,7 @@ class ParametersCache:
             self._ids,
             info.spec,
             deleted=self._deleted_everywhere,
+            be_worker=partial(self._be_worker, home),
             target=home,
             parts=parts,
             members=members,
@@ -353,7 +354,7 @@ class ParametersCache:
         """
         if is_private:
             creation = _created_of(request, model, target, progress)
-            return (yield from self._private[target].create(request.parameters.name, creation))
+            return (yield from self._leases[target].create(request.parameters.name, creation))
         if model.values is not None:
             request.creator = self._ids.private_name()
         # It may have to wait for as long as another client needs to send as much.
@@ -385,6 +386,7 @@ class ParametersCache:
             self._ids,
             info.spec,
             deleted=partial(self._deleted, target),
+            be_worker=partial(self._be_worker, target),
             target=target,
         )
 
@@ -400,8 +402,11 @@ class ParametersCache:
         )
         return watch.add(session)
 
+    def _be_worker(self, target: int) -> Operation[None]:
+        return at_target(target, self._leases[target].be_worker())
+
     def _deleted(self, target: int, container: str, name: str) -> None:
-        self._private[target].deleted(name)
+        self._leases[target].deleted(name)
         self._watches[target].remove(container, name, PARAMETERS)
 
 

@@ -98,12 +98,14 @@ class ParametersWire(EvaluationsWire):
         spec: parameters_pb2.ParametersSpec,
         *,
         deleted: Callable[[str, str], object],
+        be_worker: Callable[[], Operation[None]],
         target: int = 0,
     ) -> None:
         has_default_workers = not spec.deterministic
         super().__init__(
             session, components, ids, has_default_workers=has_default_workers, deleted=deleted, target=target
         )
+        self._be_worker = be_worker
         self._one_per_worker = not spec.many_per_worker
         self._plain: dict[str, object] = {}
         """Other fields of a push_pull."""
@@ -185,7 +187,8 @@ class ParametersWire(EvaluationsWire):
         codec: Codec | None,
         outcome: Callable[[T], Outcome],
     ) -> Operation[T]:
-        """Sends an update, packed if there is a codec, and notes what becomes of its error."""
+        """Sends an update of what is a worker from now on, packed if there is a codec, and notes what becomes of it."""
+        yield from self._be_worker()
         if codec is None:
             return (yield from send(update))
         call = None if request_id is None else self._ids.call(request_id)

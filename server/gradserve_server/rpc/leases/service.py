@@ -14,9 +14,9 @@ class LeaseServicer:
     async def HoldClientLease(
         self, request: messages_pb2.HoldClientLeaseRequest, call: Call
     ) -> messages_pb2.HoldClientLeaseResponse:
-        return messages_pb2.HoldClientLeaseResponse(
-            replaced=await self._clients.hold(call.identity.own(request.client_id))
-        )
+        own = call.identity.own
+        replaced = await self._clients.hold(own(request.client_id), own(request.worker_client_id))
+        return messages_pb2.HoldClientLeaseResponse(replaced=replaced)
 
     async def EndClientLease(
         self, request: messages_pb2.EndClientLeaseRequest, call: Call

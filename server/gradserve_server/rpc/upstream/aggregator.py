@@ -9,10 +9,12 @@ from gradserve_server.accumulators.registry import AccumulatorRegistry
 from gradserve_server.config.servers import UpstreamConfig
 from gradserve_server.parameters.registry import ParametersRegistry
 from gradserve_server.resources.budget import Budget
+from gradserve_server.resources.lifetimes import ClientLeases
 from gradserve_server.rpc.accumulators.service import AccumulatorServicer
 from gradserve_server.rpc.parameters.service import ParameterServicer
 from gradserve_server.rpc.tensors.messages import TensorDeliverer
 from gradserve_server.rpc.upstream.forwarding import Arrivals, Forwarding
+from gradserve_server.rpc.upstream.leases import AggregatingLeases
 from gradserve_server.rpc.upstream.link import UpstreamLink
 from gradserve_server.rpc.upstream.parameters import AggregatingParameters
 from gradserve_server.rpc.upstream.service import AggregatingServicer
@@ -28,6 +30,7 @@ class Aggregator:
         address: The address upstream.
         accumulators: AccumulatorService.
         parameters: ParameterService.
+        leases: LeaseService.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Aggregator:
         deliverer: TensorDeliverer,
         accumulators: tuple[AccumulatorServicer, AccumulatorRegistry],
         parameters: tuple[ParameterServicer, ParametersRegistry],
+        clients: ClientLeases,
     ) -> None:
         """Takes its parts; `open` follows.
 
@@ -57,6 +61,7 @@ class Aggregator:
             deliverer: Delivers averages and versions.
             accumulators: What serves the accumulators of one client alone, and their registry.
             parameters: What serves the parameters of one client alone, and their registry.
+            clients: The leases of clients here.
         """
         assert config.upstream is not None, "there is an aggregator only with a server upstream"
         self.address = config.upstream
@@ -66,6 +71,7 @@ class Aggregator:
         arrivals, latest = Arrivals(forwarding, receiver), LatestAverages(memory)
         self.accumulators = AggregatingServicer(forwarding, arrivals, latest, *accumulators, deliverer)
         self.parameters = AggregatingParameters(forwarding, arrivals, latest, *parameters, opener, deliverer)
+        self.leases = AggregatingLeases(clients, self._link)
 
     async def open(self) -> None:
         """Looks the servers upstream up; see `UpstreamLink.open`."""

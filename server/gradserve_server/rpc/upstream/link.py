@@ -82,7 +82,7 @@ class UpstreamLink:
 
         if target is None:
             return await self.run_at_home(ref_of(request), operation())
-        return await self._run_at(target, operation())
+        return await self.run_at(target, operation())
 
     async def send(
         self,
@@ -150,9 +150,18 @@ class UpstreamLink:
                 ref.member = yield from self._cluster.member(home)
             return (yield from operation)
 
-        return await self._run_at(home, named())
+        return await self.run_at(home, named())
 
-    async def _run_at(self, target: int, operation: Operation[T]) -> T:
+    async def run_at(self, target: int, operation: Operation[T]) -> T:
+        """Carries out an operation of a client of one of the servers.
+
+        Args:
+            target: The index of the server.
+            operation: The operation.
+
+        Raises:
+            ServiceError: See `call`.
+        """
         return await self.run(at_target(target, operation) if target else operation)
 
     async def run(self, operation: Operation[T]) -> T:

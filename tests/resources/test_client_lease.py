@@ -9,7 +9,7 @@ import pytest
 import gradserve
 from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, Unary
 from gradserve.calls.identity import RequestIds
-from gradserve.calls.private_resources import PrivateResources
+from gradserve.calls.lease import ClientLease
 from gradserve_protocol.v1.lease_messages_pb2 import EndClientLeaseResponse, HoldClientLeaseResponse
 
 CREATE = Unary("AccumulatorService", "CreateAccumulator", EndClientLeaseResponse())
@@ -39,7 +39,7 @@ class World:
     """A client's private things, and the operations that it carries out in the background."""
 
     def __init__(self) -> None:
-        self.private = PrivateResources(RequestIds("me"), TimeLimits())
+        self.lease = ClientLease("me", "calls of me", TimeLimits())
         self.background: list[Operation[None]] = []
         self.calls: list[str] = []
 
@@ -51,7 +51,7 @@ class World:
         return "made"
 
     def create(self, name: str) -> Any:
-        return run(self.private.create(name, creation()), self.answer)
+        return run(self.lease.create(name, creation()), self.answer)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_when_all_is_deleted_it_stops_and_begins_anew_with_the_next(world: World
     world.create("a")
     (holding,) = world.background
     next(holding)
-    world.private.deleted("a")
+    world.lease.deleted("a")
     with pytest.raises(StopIteration):
         holding.send(HoldClientLeaseResponse())
     world.create("b")
@@ -89,7 +89,7 @@ def test_what_came_while_it_was_held_is_held_on(world: World) -> None:
     world.create("a")
     (holding,) = world.background
     next(holding)
-    world.private.deleted("a")
+    world.lease.deleted("a")
     world.create("b")
     assert isinstance(holding.send(HoldClientLeaseResponse()), Unary)
     assert len(world.background) == 1
@@ -102,8 +102,8 @@ def test_what_the_server_does_not_have_is_forgotten(world: World) -> None:
     next(holding)
     with pytest.raises(StopIteration):
         holding.send(HoldClientLeaseResponse())
-    assert len(world.private) == 0
-    run(world.private.delete_all(), world.answer)
+    assert len(world.lease) == 0
+    run(world.lease.end(), world.answer)
     assert world.calls == ["CreateAccumulator"]
 
 
@@ -123,7 +123,7 @@ def test_what_may_pass_is_tried_again_after_a_pause(world: World, error: gradser
     for _ in range(3):
         assert isinstance(next(holding), Unary)
         assert isinstance(holding.throw(error), Pause)
-    assert len(world.private) == 1
+    assert len(world.lease) == 1
 
 
 def test_a_lease_that_is_not_renewed_any_more_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +142,7 @@ def test_after_a_fault_the_lease_is_held_again(world: World) -> None:
     next(holding)
     with pytest.raises(RecursionError):
         holding.throw(RecursionError("planted"))
-    again = world.private._hold()
+    again = world.lease.hold()
     assert isinstance(next(again), Unary)
     world.create("b")
     assert len(world.background) == 1, "it is held already"
@@ -171,7 +171,7 @@ def test_one_that_was_given_up_late_does_not_end_the_next(world: World) -> None:
     world.create("a")
     (first,) = world.background
     next(first)
-    world.private.deleted("a")
+    world.lease.deleted("a")
     with pytest.raises(StopIteration):
         first.send(HoldClientLeaseResponse())
     world.create("b")
@@ -197,26 +197,69 @@ def test_a_creation_that_fails(world: World, error: gradserve.GradserveError, is
         raise error
 
     with pytest.raises(type(error)):
-        run(world.private.create("a", creation()), fail)
-    assert len(world.private) == int(is_remembered)
-    run(world.private.delete_all(), world.answer)
+        run(world.lease.create("a", creation()), fail)
+    assert len(world.lease) == int(is_remembered)
+    run(world.lease.end(), world.answer)
     assert world.calls == ["EndClientLease"] * is_remembered
 
 
 def test_closing_is_one_call_or_none(world: World) -> None:
-    run(world.private.delete_all(), world.answer)
+    run(world.lease.end(), world.answer)
     assert world.calls == []
     for number in range(5):
         world.create(str(number))
     world.calls.clear()
-    run(world.private.delete_all(), world.answer)
-    run(world.private.delete_all(), world.answer)
+    run(world.lease.end(), world.answer)
+    run(world.lease.end(), world.answer)
     assert world.calls == ["EndClientLease"]
-    assert len(world.private) == 0
+    assert len(world.lease) == 0
+
+
+def test_a_worker_holds_its_lease_once(world: World) -> None:
+    for _ in range(3):
+        run(world.lease.be_worker(), world.answer)
+    (holding,) = world.background
+    hold = next(holding)
+    assert isinstance(hold, Unary)
+    assert hold.request.worker_client_id == "calls of me"  # type: ignore[union-attr]
+    assert world.calls == []
+
+
+def test_what_holds_private_resources_holds_on_for_a_worker(world: World) -> None:
+    world.create("a")
+    (holding,) = world.background
+    assert not next(holding).request.worker_client_id  # type: ignore[union-attr]
+    run(world.lease.be_worker(), world.answer)
+    world.lease.deleted("a")
+    again = holding.send(HoldClientLeaseResponse())
+    assert isinstance(again, Unary)
+    assert again.request.worker_client_id  # type: ignore[union-attr]
+    assert len(world.background) == 1
+
+
+def test_a_worker_ends_its_lease_when_it_is_closed(world: World) -> None:
+    run(world.lease.be_worker(), world.answer)
+    run(world.lease.end(), world.answer)
+    run(world.lease.end(), world.answer)
+    assert world.calls == ["EndClientLease"]
+    (holding,) = world.background
+    with pytest.raises(StopIteration):
+        next(holding)
+
+
+def test_a_worker_whose_lease_was_ended_begins_again_with_its_next_update(world: World) -> None:
+    """Somebody else has ended it, or the server does not know leases of workers."""
+    run(world.lease.be_worker(), world.answer)
+    (holding,) = world.background
+    next(holding)
+    with pytest.raises(StopIteration):
+        holding.send(HoldClientLeaseResponse())
+    run(world.lease.be_worker(), world.answer)
+    assert len(world.background) == 2
 
 
 def test_what_was_deleted_is_forgotten(world: World) -> None:
     for number in range(100):
         world.create(str(number))
-        world.private.deleted(str(number))
-    assert len(world.private) == 0
+        world.lease.deleted(str(number))
+    assert len(world.lease) == 0

@@ -1,4 +1,4 @@
-"""The private resources of a client, and the lease that keeps them alive."""
+"""The lease of a client at one server, which keeps its private resources, and tells that a worker is there."""
 
 import logging
 import math
@@ -6,7 +6,6 @@ import threading
 from typing import Any, TypeVar
 
 from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, Unary, encode_idle_lease
-from gradserve.calls.identity import RequestIds
 from gradserve_protocol.errors import (
     CallCancelledError,
     DeadlineExceededError,
@@ -29,23 +28,35 @@ _UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, Cal
 _MAY_PASS = (UnavailableError, DeadlineExceededError, InternalError, ResourceExhaustedError)
 
 
-class PrivateResources:
-    """The names of everything that a client made without a shared name or scope and has not deleted.
+class ClientLease:
+    """The lease of a client at one server.
 
-    While there are any, a background call holds the lease of the client. So private resources live as long as the
-    client, however busy the program is, and end soon after it, even if nobody closes it.
+    A background call holds it while the client has private resources there: everything that it made without a shared
+    name or scope and has not deleted. So these live as long as the client, however busy the program is, and end soon
+    after it, even if nobody closes it. The lease of a worker is held until it ends, so rounds know that the worker is
+    there, however long it computes without a call.
 
     Safe to use from several threads.
     """
 
-    def __init__(self, ids: RequestIds, times: TimeLimits) -> None:
-        self._ids = ids
+    def __init__(self, client_id: str, calls_id: str, times: TimeLimits) -> None:
+        """Takes the state of the client.
+
+        Args:
+            client_id: Its id, which the server alone knows.
+            calls_id: The one in the ids of its calls.
+            times: The time limits of its calls.
+        """
+        self._client_id = client_id
+        self._calls_id = calls_id
         self._times = times
         self._lock = threading.Lock()
         self._names: set[str] = set()
+        self._is_worker = False
         self._holder: object | None = None
 
     def __len__(self) -> int:
+        """Returns the number of private resources."""
         return len(self._names)
 
     def lifetime(self, idle_lease: Any, *, is_private: bool) -> lease_pb2.Lifetime:
@@ -59,7 +70,7 @@ class PrivateResources:
             InvalidArgumentError: The lease is not a number of seconds.
         """
         return lease_pb2.Lifetime(
-            owner_client_id=self._ids.client_id if is_private else "", idle_lease=encode_idle_lease(idle_lease)
+            owner_client_id=self._client_id if is_private else "", idle_lease=encode_idle_lease(idle_lease)
         )
 
     def create(self, name: str, creation: Operation[T]) -> Operation[T]:
@@ -72,8 +83,7 @@ class PrivateResources:
                 self.deleted(name)
             raise
         self._add(name)
-        if self._begins_to_hold():
-            yield Background(self._hold)
+        yield from self._begin_to_hold()
         return made
 
     def deleted(self, name: str) -> None:
@@ -81,34 +91,43 @@ class PrivateResources:
         with self._lock:
             self._names.discard(name)
 
-    def delete_all(self) -> Operation[None]:
-        """Deletes all private resources, and ends the lease of the client."""
-        with self._lock:
-            names = set(self._names)
-        if names:
-            request = messages_pb2.EndClientLeaseRequest(client_id=self._ids.client_id)
-            yield Unary(_SERVICE, "EndClientLease", request, at_most=self._times.closing)
-            self._forget(names)
+    def be_worker(self) -> Operation[None]:
+        """Begins to hold the lease of a worker, in the background, unless that has begun."""
+        if not self._is_worker:
+            self._is_worker = True
+            yield from self._begin_to_hold()
 
-    def _hold(self) -> Operation[None]:
-        """Holds the lease of the client while there are private resources."""
+    def hold_for_worker(self) -> Operation[None]:
+        """Holds the lease of a worker; see `hold`."""
+        self._is_worker = True
+        yield from self.hold()
+
+    def hold(self) -> Operation[None]:
+        """Holds the lease for as long as the client has private resources or is a worker.
+
+        Calls that break off are made again. Ends when the server has ended the lease, or refuses to hold it.
+        """
         with self._lock:
             if self._holder is None:  # it begins again, after a failure
                 self._holder = object()
             holder = self._holder
-        request = messages_pb2.HoldClientLeaseRequest(client_id=self._ids.client_id)
         try:
-            while names := self._names_to_hold():
+            while held := self._to_hold():
+                names, is_worker = held
+                request = messages_pb2.HoldClientLeaseRequest(client_id=self._client_id)
+                if is_worker:
+                    request.worker_client_id = self._calls_id
                 try:
                     reply: messages_pb2.HoldClientLeaseResponse = yield Unary(
-                        _SERVICE, "HoldClientLease", request, wait=math.inf
+                        _SERVICE, "HoldClientLease", request, wait=math.inf, only_over_grpc=True
                     )
                 except _MAY_PASS:
                     yield Pause(_PAUSE_SECONDS)
                     continue
                 except GradserveError as error:
                     _log.warning(
-                        "this client can no longer renew its lease, so its private resources end: %s",
+                        "this client can no longer renew its lease, so its private resources end, and a worker of it "
+                        "counts as gone when it is silent: %s",
                         error,
                     )
                     return
@@ -116,30 +135,42 @@ class PrivateResources:
                     yield Pause(_PAUSE_SECONDS)
                 else:
                     # The server has none of them: they were deleted, or it is another server.
-                    self._forget(names)
+                    self._forget(names, is_worker=is_worker)
         finally:
             with self._lock:
                 if self._holder is holder:
                     self._holder = None
 
+    def end(self) -> Operation[None]:
+        """Ends the lease, and with it all private resources."""
+        with self._lock:
+            names, is_worker = set(self._names), self._is_worker
+        if names or is_worker:
+            request = messages_pb2.EndClientLeaseRequest(client_id=self._client_id)
+            yield Unary(_SERVICE, "EndClientLease", request, at_most=self._times.closing)
+            self._forget(names, is_worker=is_worker)
+
     def _add(self, name: str) -> None:
         with self._lock:
             self._names.add(name)
 
-    def _forget(self, names: set[str]) -> None:
+    def _forget(self, names: set[str], *, is_worker: bool) -> None:
         with self._lock:
             self._names -= names
+            self._is_worker &= not is_worker
 
-    def _begins_to_hold(self) -> bool:
+    def _begin_to_hold(self) -> Operation[None]:
         with self._lock:
             if self._holder is not None:
-                return False
+                return
             self._holder = object()
-            return True
+        yield Background(self.hold)
 
-    def _names_to_hold(self) -> set[str]:
+    def _to_hold(self) -> tuple[set[str], bool] | None:
+        """Returns the private resources, and whether this is a worker; None if there is nothing to hold."""
         with self._lock:
-            if not self._names:
+            if not self._names and not self._is_worker:
                 # Under the lock: a name that is added later starts a new holder.
                 self._holder = None
-            return set(self._names)
+                return None
+            return set(self._names), self._is_worker
