@@ -247,6 +247,18 @@ def test_a_worker_ends_its_lease_when_it_is_closed(world: World) -> None:
         next(holding)
 
 
+@pytest.mark.parametrize(("names", "seconds"), [([], 1.0), (["a"], 10.0)])
+def test_a_worker_with_nothing_on_the_server_does_not_wait_for_it(
+    world: World, names: list[str], seconds: float
+) -> None:
+    run(world.lease.be_worker(), world.answer)
+    for name in names:
+        world.create(name)
+    ending = next(world.lease.end())
+    assert isinstance(ending, Unary)
+    assert ending.at_most == seconds
+
+
 def test_a_worker_whose_lease_was_ended_begins_again_with_its_next_update(world: World) -> None:
     """Somebody else has ended it, or the server does not know leases of workers."""
     run(world.lease.be_worker(), world.answer)

@@ -24,6 +24,8 @@ _log = logging.getLogger("gradserve")
 _SERVICE = "LeaseService"
 _PAUSE_SECONDS = 2.0
 """The pause before the lease is held again after a failure."""
+_LEAVING_SECONDS = 1.0
+"""The most for which a worker tries to tell that it goes. Nothing of it is on the server, and its lease runs out."""
 _UNKNOWN_OUTCOMES = (UnavailableError, DeadlineExceededError, InternalError, CallCancelledError)
 _MAY_PASS = (UnavailableError, DeadlineExceededError, InternalError, ResourceExhaustedError)
 
@@ -147,7 +149,8 @@ class ClientLease:
             names, is_worker = set(self._names), self._is_worker
         if names or is_worker:
             request = messages_pb2.EndClientLeaseRequest(client_id=self._client_id)
-            yield Unary(_SERVICE, "EndClientLease", request, at_most=self._times.closing)
+            closing = self._times.closing if names else min(self._times.closing, _LEAVING_SECONDS)
+            yield Unary(_SERVICE, "EndClientLease", request, at_most=closing)
             self._forget(names, is_worker=is_worker)
 
     def _add(self, name: str) -> None:
