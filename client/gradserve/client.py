@@ -215,7 +215,7 @@ class Client(BlockingFace[ClientCalls]):
 
     def _disconnect(self) -> None:
         with BriefErrors():
-            self._transport.run(self._calls.delete_private())
+            self._transport.run(self._calls.end_leases())
             self._transport.close()
             if self._aggregator is not None:
                 self._aggregator.close()

@@ -286,7 +286,7 @@ class Client(AsyncFace[ClientCalls]):
 
     async def _disconnect(self) -> None:
         with BriefErrors():
-            await self._transport.run(self._calls.delete_private())
+            await self._transport.run(self._calls.end_leases())
             await self._transport.close()
             if self._aggregator is not None:
                 self._aggregator.close()

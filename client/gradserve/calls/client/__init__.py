@@ -104,8 +104,11 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
         if missing is not None:
             error.add_note(str(missing))
 
-    def delete_private(self) -> Operation[None]:
-        """Deletes everything made without a shared name or scope, on all servers that can be reached."""
+    def end_leases(self) -> Operation[None]:
+        """Ends the leases of the client, and so everything it made without a shared name or scope.
+
+        Of servers that cannot be reached, they run out.
+        """
         for target, lease in enumerate(self._leases):
             with contextlib.suppress(GradserveError):
                 yield from at_target(target, lease.end())
