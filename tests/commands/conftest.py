@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import gradserve
+from gradserve_protocol.variables import RESTART_PATIENCE_VARIABLE
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, ServerConfig
 from gradserve_testing import LocalServer
@@ -23,8 +24,8 @@ class CommandLine:
     address: str
 
     def run(self, *arguments: str, answer: str | None = None) -> Result:
-        """Runs a command in this process."""
-        variables = {"GRADSERVE_ADDRESS": self.address}
+        """Runs a command in this process, which does not wait for a server that is not there to return."""
+        variables = {"GRADSERVE_ADDRESS": self.address, RESTART_PATIENCE_VARIABLE: "0"}
         return CliRunner().invoke(cli, arguments, env=variables, input=answer)
 
     def json(self, *arguments: str) -> Any:

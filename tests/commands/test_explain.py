@@ -139,10 +139,10 @@ def test_what_nobody_knows_is_an_error(command_line: CommandLine, waiting: int, 
 def test_a_server_that_is_down(local: LocalServer) -> None:
     with no_server() as address:
         down = CommandLine(address)
-        name = down.run("explain", "net", "--timeout", "1")
+        name = down.run("explain", "net")
         assert (name.exit_code, name.stdout) == (1, f"next: gradserve doctor {address}\n")
         assert "[GS_NO_CONNECTION]" in name.stderr
-        code = down.run("explain", "GS_STALE", "--timeout", "1")
+        code = down.run("explain", "GS_STALE")
         assert code.exit_code == 1
         assert code.stdout.startswith("GS_STALE, of ")
         assert "[GS_NO_CONNECTION]" in code.stderr

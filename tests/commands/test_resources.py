@@ -115,7 +115,7 @@ def test_a_mistake_is_named(command_line: CommandLine, arguments: tuple[str, ...
 
 @pytest.mark.parametrize("command", [("ls",), ("show", "accumulator", "x"), ("bench",), ("top", "--json")])
 def test_a_server_that_is_not_there_is_an_error_of_one_line(command: tuple[str, ...]) -> None:
-    done = CommandLine("localhost:1").run(*command, "--timeout", "1")
+    done = CommandLine("localhost:1").run(*command)
     assert done.exit_code == 1
     assert done.stderr.startswith("Error: localhost:1: ")
     assert done.stderr.count("\n") == 1

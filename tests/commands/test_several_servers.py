@@ -47,7 +47,7 @@ class Cluster:
 
     def failing(self, *arguments: str) -> Any:
         """Returns what a command prints with --json although it ends with 1."""
-        done = self.line.run(*arguments, "--json", "--timeout", "1")
+        done = self.line.run(*arguments, "--json")
         assert done.exit_code == 1, done.output
         return json.loads(done.stdout)
 
@@ -92,7 +92,7 @@ def test_accumulators_are_listed_with_their_servers(cluster: Cluster) -> None:
 
 
 def test_a_server_that_does_not_answer_hides_no_other(broken: Cluster) -> None:
-    done = broken.line.run("ls", "--name", "several-", "--timeout", "1")
+    done = broken.line.run("ls", "--name", "several-")
     assert done.exit_code == 1
     assert {row.split()[2] for row in done.stdout.splitlines()[1:]} == {NAMES[0], NAMES[2]}
     assert done.stderr.startswith(f"server 1 at {broken.addresses[1]}: ")
@@ -105,7 +105,7 @@ def test_a_server_that_does_not_answer_hides_no_other(broken: Cluster) -> None:
 def test_an_accumulator_is_shown_and_deleted_at_its_home(broken: Cluster, servers: list[LocalServer]) -> None:
     """Other servers are not asked."""
     assert broken.line.run("show", "accumulator", NAMES[2]).stdout.startswith(f"default/{NAMES[2]}: step 3, ")
-    done = broken.line.run("show", "accumulator", NAMES[1], "--timeout", "1")
+    done = broken.line.run("show", "accumulator", NAMES[1])
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith(f"server 1 at {broken.addresses[1]}: ")
     done = broken.line.run("show", "accumulator", name_at(0, SIZE, "nothing"))
@@ -114,7 +114,7 @@ def test_an_accumulator_is_shown_and_deleted_at_its_home(broken: Cluster, server
     with gradserve.connect(addresses_of(servers)) as client:
         for each in names:
             client.conditional_accumulator("float32", (), shared_name=each)
-        done = broken.line.run("rm", "accumulators", *names, "--yes", "--json", "--timeout", "1")
+        done = broken.line.run("rm", "accumulators", *names, "--yes", "--json")
         assert done.exit_code == 1
         assert json.loads(done.stdout)["deleted"] == {names[0]: True, names[2]: True}
         assert f"server 1 at {broken.addresses[1]}: " in done.stderr
@@ -160,7 +160,7 @@ def test_each_server_is_described(cluster: Cluster, broken: Cluster) -> None:
         f"server {at} at {each}:" for at, each in enumerate(cluster.addresses)
     ]
     assert "member of a cluster: train 2/3" in lines
-    assert f"server 1 at {broken.addresses[1]}: no answer" in broken.line.run("info", "--timeout", "1").stdout
+    assert f"server 1 at {broken.addresses[1]}: no answer" in broken.line.run("info").stdout
     info = cluster.line.json("info")["servers"]
     assert [each["info"]["member"] for each in info] == ["train 0/3", "train 1/3", "train 2/3"]
 
@@ -172,7 +172,7 @@ def test_the_health_of_each_server(cluster: Cluster, broken: Cluster) -> None:
         ["SERVER", "ADDRESS", "STATUS"],
         *([str(at), each, "SERVING"] for at, each in enumerate(cluster.addresses)),
     ]
-    done = broken.line.run("health", "--timeout", "1")
+    done = broken.line.run("health")
     assert done.exit_code == 1
     assert [line.split()[2] for line in done.stdout.splitlines()[1:]] == ["SERVING", "UNAVAILABLE", "SERVING"]
     assert done.stderr.startswith(f"server 1 at {broken.addresses[1]}: ")
@@ -275,7 +275,7 @@ def test_a_pipe_gets_one_picture_of_all_servers(cluster: Cluster, broken: Cluste
     assert (done.exit_code, done.stderr) == (0, "")
     servers = [line.split()[:2] for line in done.stdout.splitlines() if line[:6].strip().isdecimal()]
     assert servers == [[str(at), address] for at, address in enumerate(cluster.addresses)]
-    failed = broken.line.run("top", "--timeout", "1")
+    failed = broken.line.run("top")
     assert failed.exit_code == 1
     assert f"server 1 at {broken.addresses[1]}" in failed.stderr
     assert NAMES[2] in failed.stdout
