@@ -139,6 +139,7 @@ def load(address: str, level: str, is_over: threading.Event) -> None:
             client.close(timeout=0)
 
 
+@pytest.mark.exhaustive
 def test_each_backup_under_load_is_the_state_of_one_moment(tmp_path: Path) -> None:
     seen, is_over = Seen(), threading.Event()
     with LocalServer(config(tmp_path / "state")) as server:
@@ -302,6 +303,7 @@ def test_clients_do_not_take_what_was_restored_for_what_they_had(server: Restart
 HOME, OTHER = 0, 1
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("put_back", [(HOME,), (OTHER,), (HOME, OTHER)])
 def test_versions_of_sharded_parameters_are_never_made_of_different_rounds(
     tmp_path: Path, put_back: tuple[int, ...]
