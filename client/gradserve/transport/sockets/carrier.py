@@ -404,7 +404,8 @@ class Carrier:
             for index, place in enumerate(found.places):
                 if index:
                     issued = await self._ask(limit, metadata, watch)  # the server may have seen the one before
-                time_to_open = self._half_of(limit)
+                is_last_hope = self._choice.is_forced and index + 1 == len(found.places)
+                time_to_open = limit if is_last_hope else self._half_of(limit)
                 try:
                     connection = await self._open(place, issued.ticket, time_to_open)
                 except GradserveError as error:
@@ -418,6 +419,8 @@ class Carrier:
             if isinstance(error, ResourceExhaustedError) and len(self.connections):
                 return None  # there are enough to go on with
             reasons = [f"the server issues no tickets: {error.message}"]
+        if self._choice.is_forced:
+            limit.left()  # raises DeadlineExceededError: that the call had no time says nothing about the way
         self._choice.failed("; ".join(reasons))
         return None
 

@@ -99,7 +99,7 @@ class Choice:
         self._info = TransportInfo(Way.GRPC.value, "no call was made yet")
         self._gpu_arrays = ""
         self._has_decided = False
-        if is_in_process and not self._is_forced:
+        if is_in_process and not self.is_forced:
             self.ways, self._info = (), TransportInfo(Way.IN_PROCESS.value, "")
         elif not self.ways:
             self._info = TransportInfo(Way.GRPC.value, f"transport={str(transport)!r} was asked for")
@@ -111,7 +111,8 @@ class Choice:
         return replace(info, gpu_arrays=self._gpu_arrays) if info.way == Way.SHARED_MEMORY else info
 
     @property
-    def _is_forced(self) -> bool:
+    def is_forced(self) -> bool:
+        """True if one way is demanded."""
         return self._transport is not Transport.AUTO
 
     def check_grpc(self, what: str) -> None:
@@ -120,7 +121,7 @@ class Choice:
         Raises:
             InvalidArgumentError: Another way was demanded.
         """
-        if self._is_forced:
+        if self.is_forced:
             raise Argument("transport").error_saying(f"auto or grpc for calls of {what}", str(self._transport))
 
     def may_open(self) -> bool:
@@ -176,7 +177,7 @@ class Choice:
         Raises:
             UnavailableError: A way was demanded.
         """
-        if self._is_forced:
+        if self.is_forced:
             self._info = TransportInfo(Way.GRPC.value, reason)
             raise UnavailableError(f"transport={str(self._transport)!r} is not possible: {reason}", code="GS_TRANSPORT")
         with self._lock:
@@ -195,7 +196,7 @@ class Choice:
 
     def broke(self, reason: str) -> None:
         """Notes that a socket failed during a call; the next attempt takes gRPC unless a way was demanded."""
-        if not self._is_forced:
+        if not self.is_forced:
             self.failed(reason)
 
 
