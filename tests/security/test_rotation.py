@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gradserve
+from gradserve_protocol.variables import RESTART_PATIENCE_VARIABLE
 from gradserve_server.security.authority import Authority
 from gradserve_testing import LocalServer
 from tests.observe.http_client import connect, get, url_of
@@ -53,7 +54,10 @@ def look_now(server: LocalServer, tls_of: gradserve.Client | None = None) -> Non
 
 
 @pytest.mark.parametrize("way", ["grpc", "bulk"])
-def test_calls_go_on_while_all_certificates_are_replaced(own: Certificates, server: LocalServer, way: Any) -> None:
+def test_calls_go_on_while_all_certificates_are_replaced(
+    own: Certificates, server: LocalServer, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RESTART_PATIENCE_VARIABLE, str(PATIENCE_SECONDS))  # a busy disk takes long to replace them
     failures: list[BaseException] = []
     stop = threading.Event()
     rounds = 0
