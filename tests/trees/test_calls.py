@@ -11,7 +11,7 @@ import pytest
 import gradserve
 import gradserve.aio
 from gradserve_testing import LocalServer
-from tests.servers.polling import PATIENCE_SECONDS, eventually_async, growing_limits
+from tests.servers.polling import PATIENCE_SECONDS, eventually, eventually_async, growing_limits
 from tests.trees.servers import running_tree, running_tree_on
 from tests.trees.workers import at_once, clients_of
 
@@ -165,7 +165,9 @@ def test_averages_of_push_pulls_are_read_without_a_download(
     assert tree[1].server.counts.downloads == before
 
 
-def test_waits_that_end_say_what_the_round_waits_for(workers: list[gradserve.Client], name: str) -> None:
+def test_waits_that_end_say_what_the_round_waits_for(
+    workers: list[gradserve.Client], top: gradserve.Client, name: str
+) -> None:
     made = _made(workers, name)
 
     def push_pull(acc: gradserve.GradientAccumulator, worker: str, limit: float) -> str:
@@ -181,17 +183,18 @@ def test_waits_that_end_say_what_the_round_waits_for(workers: list[gradserve.Cli
         made[0].take_grad(3, timeout=0.1)
     with pytest.raises(gradserve.DeadlineExceededError, match="2 gradients are in"):
         made[0].read_average(1, timeout=0.1)
-    # The gradients have stayed in the round, and count once. Either call ends it; the other may come later.
-    again = at_once(
-        lambda acc, worker: acc.push_pull({"w": 5 * GRADIENT["w"]}, 2, 0, worker_id=worker, on_stale="return"),
-        made,
-        ("a", "b"),
-    )
-    outcomes = {each.outcome for each in again}
-    assert gradserve.Outcome.ALREADY_COUNTED in outcomes
-    assert outcomes <= {gradserve.Outcome.ALREADY_COUNTED, gradserve.Outcome.STALE}
-    for each in again:
-        np.testing.assert_array_equal(each["w"], GRADIENT["w"])
+    # The gradients have stayed in the round, and count once.
+    (there,) = _made([top], name)
+    eventually(lambda: there.info().num_waiting == 0)
+    with ThreadPoolExecutor(2) as threads:
+        again = [
+            threads.submit(acc.push_pull, {"w": 5 * GRADIENT["w"]}, 3, 0, worker_id=worker)
+            for acc, worker in zip(made, "ab", strict=True)
+        ]
+        eventually(lambda: there.info().num_waiting == 2)
+        there.apply_grad(GRADIENT, 0, worker_id="c")
+        assert [each.result().outcome for each in again] == [gradserve.Outcome.ALREADY_COUNTED] * 2
+    np.testing.assert_array_equal(again[0].result()["w"], GRADIENT["w"])
 
 
 def test_a_call_that_is_made_again_waits_on(workers: list[gradserve.Client], name: str) -> None:

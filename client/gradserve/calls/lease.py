@@ -42,7 +42,7 @@ class ClientLease:
     """
 
     def __init__(self, client_id: str, calls_id: str, times: TimeLimits) -> None:
-        """Takes the state of the client.
+        """Takes the identity of the client.
 
         Args:
             client_id: Its id, which the server alone knows.

@@ -148,8 +148,7 @@ class Server(ABC):
             raise
         except asyncio.CancelledError:
             # Closing the channel cancels its calls; the task that made this one must go on.
-            task = asyncio.current_task()
-            if self._closed and (task is None or not task.cancelling()):
+            if self._closed and not is_being_cancelled():
                 raise closed() from None
             raise
 
@@ -170,6 +169,12 @@ class Server(ABC):
         self, download: Download, timeout: float | None, metadata: Metadata, watch: Watch | None
     ) -> Coroutine[Any, Any, list[Array]]:
         """Makes a GetTensors call; raises gRPC's errors."""
+
+
+def is_being_cancelled() -> bool:
+    """Returns True if somebody has cancelled the current task, which a CancelledError from gRPC does not tell."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class LostReplies:

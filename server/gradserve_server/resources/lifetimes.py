@@ -308,7 +308,7 @@ class ClientLeases:
 
     def own(self, client_id: str, owned: Owned) -> Client:
         """Makes a client the owner of a resource; returns the client."""
-        client = self._clients.get(client_id) or self._begin(client_id)
+        client = self._leased(client_id)
         client.owned[owned] = None
         client.lease.renew()
         return client
@@ -401,9 +401,12 @@ class ClientLeases:
         self._ending.append((client, reason))
         return len(client.owned)
 
-    def _begin(self, client_id: str) -> Client:
-        lease = self._queue.begin(lambda: self._run_out(client_id), self._seconds)
-        client = self._clients[client_id] = Client(client_id, lease)
+    def _leased(self, client_id: str) -> Client:
+        """Returns a client, whose lease begins now if it has none."""
+        client = self._clients.get(client_id)
+        if client is None:
+            lease = self._queue.begin(lambda: self._run_out(client_id), self._seconds)
+            client = self._clients[client_id] = Client(client_id, lease)
         return client
 
     def _begin_worker(self, client_id: str, worker: str) -> Client:
@@ -413,7 +416,7 @@ class ClientLeases:
             raise ResourceExhaustedError(
                 f"too many workers hold leases: {_MOST_WORKERS} allowed", field="worker_client_id", code="GS_TOO_MANY"
             )
-        client = self._clients.get(client_id) or self._begin(client_id)
+        client = self._leased(client_id)
         client.worker = worker
         self._workers[worker] = client
         return client

@@ -25,7 +25,7 @@ from gradserve.calls.retries import Attempt, Attempts, Contact, Step
 from gradserve.errors import CallCancelledError, DeadlineExceededError, GradserveError, UnavailableError
 from gradserve.transport.channel import ChannelMaker, DownloadParts, UploadParts
 from gradserve.transport.driving import Member, Schedule, attempts, drive
-from gradserve.transport.network import Network, Server
+from gradserve.transport.network import Network, Server, is_being_cancelled
 from gradserve.transport.settings import ConnectionSettings
 from gradserve.transport.sockets.aio import AsyncConnection, SecureAsyncConnection
 from gradserve.transport.sockets.carrier import ConnectionKinds
@@ -80,8 +80,7 @@ class AsyncServer(Server):
         try:
             return await response_of(call, upload.progress)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed or task is None or task.cancelling():
+            if self._closed or is_being_cancelled():
                 raise
             raise _cut_short(call) from None
 
