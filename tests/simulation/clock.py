@@ -45,8 +45,8 @@ class Moment:
         return (self.now - self.suspended) - (earlier.now - earlier.suspended)
 
 
-class _Selector(selectors.SelectSelector):
-    """Lets time pass instead of waiting."""
+class _Selector(selectors.DefaultSelector):
+    """Lets time pass instead of waiting. select.select takes no descriptors above 1023."""
 
     def __init__(self, clock: "VirtualLoop") -> None:
         super().__init__()
