@@ -47,6 +47,7 @@ def test_a_worker_that_computes_for_long_is_waited_for_until_it_goes(server: Agi
             for worker_id in ("quick", "new"):
                 parameters.push(DELTA, 2, worker_id=worker_id)
             assert parameters.info().step == 2, "the slow one is there, and silent"
+        eventually(lambda: num_held(server) == 1)
         pass_time(server, CLIENT_LEASE)  # in which it was last heard of
         parameters.push(DELTA, 2, worker_id="newest")
         assert parameters.info().step == 3

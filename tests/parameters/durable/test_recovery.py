@@ -34,6 +34,7 @@ from gradserve_server.storage.journal import Durability
 from gradserve_server.storage.store import Change
 from tests.parameters.bench import KEY, Values, adam, arrays, opened, push, sgd, shown
 from tests.parameters.durable.disk import Disk, ledger_of, shape_of
+from tests.servers.polling import eventually_async
 from tests.storage.failing_disk import break_flushes, fill_disk
 
 LEVELS = [Durability.ROUND, Durability.GRADIENT]
@@ -55,6 +56,16 @@ async def gradient_disk(tmp_path: Path) -> AsyncIterator[Disk]:
     made = await Disk.open(tmp_path / "state", Durability.GRADIENT)
     yield made
     made.close()
+
+
+async def until_one_waits(disk: Disk, made: Parameters) -> None:
+    """Waits until a call waits for a version, and what it has added is on disk."""
+
+    async def num_waiting() -> int:
+        return made.num_waiting
+
+    await eventually_async(num_waiting)
+    await disk.store.flush()
 
 
 async def same_after_crash(disk: Disk, made: Parameters) -> Parameters:
@@ -288,8 +299,7 @@ async def test_a_push_pull_that_was_cut_off_is_answered_by_the_next_server(gradi
     made = await gradient_disk.parameters(rounds={"num_required": 2})
     update = opened({"w": [2, 0]})
     waiting = asyncio.create_task(made.push_pull(call(1), Contribution(worker_id="a"), update, None))
-    await gradient_disk.store.flush()
-    await asyncio.sleep(0.01)
+    await until_one_waits(gradient_disk, made)
     after = await gradient_disk.after_crash()
     again = asyncio.create_task(after.found().push_pull(call(1), Contribution(worker_id="a"), update, None))
     await push(after.found(), {"w": [4, 0]}, worker_id="b")
@@ -329,8 +339,7 @@ async def test_the_rest_of_a_deadline_survives(gradient_disk: Disk) -> None:
     pull = asyncio.create_task(
         after.found().push_pull(call(1), Contribution(worker_id="b"), opened({"w": [1, 0]}), None)
     )
-    await gradient_disk.store.flush()
-    await asyncio.sleep(0.01)
+    await until_one_waits(after, after.found())
     after.bench.now += 3.9
     after.found().go_on()
     assert not pull.done()
@@ -523,8 +532,7 @@ async def test_a_full_disk_refuses_versions_and_loses_nothing(tmp_path: Path, mo
 async def test_a_round_that_found_the_disk_full_ends_later(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     made = await disk.parameters(optimizer=adam(lr=0.5), rounds={"num_required": 1, "grace": 5.0})
     pull = asyncio.create_task(made.push_pull(call(1), Contribution(), opened({"w": [1, 0]}), None))
-    await disk.store.flush()
-    await asyncio.sleep(0.01)
+    await until_one_waits(disk, made)
     used = disk.bench.memory.used
     with monkeypatch.context() as patched:
         fill_disk(patched)
@@ -544,8 +552,7 @@ async def test_nobody_sees_a_version_that_could_not_be_written(tmp_path: Path, m
         disk = await Disk.open(tmp_path / level.value, level)
         made = await disk.parameters(rounds={"num_required": 1, "grace": 1.0})
         pull = asyncio.create_task(made.push_pull(None, Contribution(), opened({"w": [1, 0]}), None))
-        await disk.store.flush()
-        await asyncio.sleep(0.01)
+        await until_one_waits(disk, made)
         with monkeypatch.context() as patched:
             break_flushes(patched)
             disk.bench.now += 2.0
