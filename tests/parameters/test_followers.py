@@ -261,7 +261,9 @@ class World:
     async def crash(self) -> None:
         server = self.chance.randrange(SIZE)
         self.crashes[server] += 1
-        self.disks[server] = await self.disks[server].after_crash()
+        crashed = self.disks[server]
+        self.disks[server] = await crashed.after_crash()
+        crashed.store.close()
         if server == 0:
             for update in self.updates:
                 update.staged.pop(0, None)
