@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 import gradserve
 from gradserve_protocol.v1 import accumulator_messages_pb2, accumulator_pb2
+from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
+from gradserve_server.observe import observed
 from gradserve_server.observe.calls import CallRecord, Origin
 from gradserve_server.observe.logs import FailureLog, JsonFormatter, LogMemory, LogRequest, TextFormatter
 from gradserve_testing import LocalServer
@@ -26,8 +29,11 @@ _CALLS = "gradserve_server.calls"
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[LocalServer]:
-    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server:
-        yield server
+    """A server whose minutes end when a test says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observed, "EVERY_SECONDS", 1e6)
+        with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as server:
+            yield server
 
 
 def record_of(message: str, *, failed: bool = False, **extra: object) -> logging.LogRecord:
@@ -191,24 +197,32 @@ def test_debug_shows_each_round(local: LocalServer, caplog: pytest.LogCaptureFix
     assert record.getMessage().startswith("default/logs/rounds: 1 gradients led to step 1 after ")
 
 
+def end_minute(local: LocalServer, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Returns what a server logs at the end of a minute, without what other servers of the process log."""
+    caplog.clear()
+
+    def log(server: Server) -> int:
+        server.summary.log()
+        return threading.get_ident()
+
+    thread = local.inspect(log)
+    return [each for each in caplog.records if each.thread == thread]
+
+
 def test_a_minute_with_calls_is_one_line_and_one_without_none(
     local: LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="gradserve_server.summary")
-    local.inspect(lambda server: server.summary.log())
-    caplog.clear()
+    end_minute(local, caplog)
     with gradserve.connect(local.address, transport="grpc") as client:
         acc = client.conditional_accumulator("float32", (), shared_name="logs/summary")
         acc.apply_grad(1.0)
         acc.take_grad(1)
-    local.inspect(lambda server: server.summary.log())
-    (record,) = caplog.records
+    (record,) = end_minute(local, caplog)
     fields = vars(record)["fields"]
     assert (fields["rounds"], fields["accepted"], fields["stale"]) == (1, 1, 0)
     assert record.getMessage().startswith("last minute: ")
-    caplog.clear()
-    local.inspect(lambda server: server.summary.log())
-    assert not caplog.records
+    assert end_minute(local, caplog) == []
 
 
 def test_the_command_line_chooses_the_format() -> None:
