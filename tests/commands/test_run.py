@@ -6,10 +6,11 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -263,28 +264,66 @@ def test_a_run_that_cannot_be_joined_says_why(tmp_path: Path) -> None:
     assert "cannot join run 'one' on " in run.seen
 
 
-def test_a_server_with_a_state_directory_comes_back_and_workers_go_on(tmp_path: Path) -> None:
-    stop = tmp_path / "stop"
+@contextmanager
+def running_with_state(folder: Path) -> Iterator[Running]:
+    """A run whose server has a state directory; its worker prints its steps until the file "stop" is there."""
+    stop = folder / "stop"
     going_on = PROGRAM.replace(
         "time.sleep", f"print(f'at step {{version.step}}'); os.path.exists({str(stop)!r}) and sys.exit(); time.sleep"
     )
-    with running("--state-dir", tmp_path / "state", script(tmp_path, going_on), "1000000") as run:
+    patience = {"GRADSERVE_RESTART_PATIENCE": str(PATIENCE_SECONDS)}
+    with running("--state-dir", folder / "state", script(folder, going_on), "1000000", **patience) as run:
+        yield run
+
+
+def next_step(run: Running) -> int:
+    return int(run.until(r"\] at step (\d+)$")[1])
+
+
+def server_of(run: Running) -> psutil.Process:
+    (server,) = (each for each in run.below if "serve" in each.cmdline())
+    return server
+
+
+def test_a_server_with_a_state_directory_comes_back_and_workers_go_on(tmp_path: Path) -> None:
+    with running_with_state(tmp_path) as run:
         address = run.until(r"serving on (\S+)")[1]
-        before = int(run.until(r"\] at step (\d+)$")[1])
-        (server,) = (each for each in run.below if "serve" in each.cmdline())
-        server.kill()
+        before = next_step(run)
+        server_of(run).kill()
         run.until("the server was ended by SIGKILL; it is started again")
         assert run.until(r"serving on (\S+)")[1] == address
-        assert int(run.until(r"\] at step (\d+)$")[1]) > before
-        stop.touch()
+        assert next_step(run) > before
+        (tmp_path / "stop").touch()
         assert run.ended() == 0
+
+
+def bound_to(port: int) -> socket.socket | None:
+    with suppress(OSError):
+        return socket.create_server(("127.0.0.1", port))
+    return None
+
+
+def test_a_server_comes_back_although_another_program_has_taken_the_port_of_its_status_page(tmp_path: Path) -> None:
+    with running_with_state(tmp_path) as run:
+        port = int(run.until(r"status page: http://127\.0\.0\.1:(\d+)/")[1])
+        before, server = next_step(run), server_of(run)
+        run.process.send_signal(signal.SIGSTOP)  # it starts none before the port is taken
+        server.kill()
+        other = eventually(lambda: bound_to(port))
+        assert other is not None
+        with other:
+            run.process.send_signal(signal.SIGCONT)
+            run.until(f"cannot listen for HTTP on 127.0.0.1:{port}")
+            assert int(run.until(r"status page and metrics on http://127\.0\.0\.1:(\d+)/")[1]) != port
+            assert next_step(run) > before
+            (tmp_path / "stop").touch()
+            assert run.ended() == 0
 
 
 def test_without_a_state_directory_the_run_ends_with_its_server(tmp_path: Path) -> None:
     with running(script(tmp_path, "print('ready')\ntime.sleep(1000)")) as run:
         run.until("ready")
-        (server,) = (each for each in run.below if "serve" in each.cmdline())
-        server.kill()
+        server_of(run).kill()
         assert run.ended() == 128 + signal.SIGKILL
         assert "the server was ended by SIGKILL, and the run with it; with --state-dir, it would go on" in run.seen
 

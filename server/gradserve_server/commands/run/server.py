@@ -212,7 +212,9 @@ class OwnServer:
         num_failed = 0
         while True:
             self._serves.clear()
-            program = Program("server", self._plan.command(self._port, self.status_page), self._plan.clients())
+            # If it did not start, another program may have its status page's port.
+            page = "" if num_failed else self.status_page
+            program = Program("server", self._plan.command(self._port, page), self._plan.clients())
             self._child = Child(program, self._guard)
             code = await self._child.wait(self._output, self._read_line)
             num_failed = 0 if self._serves.is_set() else num_failed + 1
