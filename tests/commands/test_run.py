@@ -303,6 +303,7 @@ def bound_to(port: int) -> socket.socket | None:
     return None
 
 
+@pytest.mark.exhaustive
 def test_a_server_comes_back_although_another_program_has_taken_the_port_of_its_status_page(tmp_path: Path) -> None:
     with running_with_state(tmp_path) as run:
         port = int(run.until(r"status page: http://127\.0\.0\.1:(\d+)/")[1])
