@@ -107,6 +107,22 @@ def test_what_the_server_does_not_have_is_forgotten(world: World) -> None:
     assert world.calls == ["CreateAccumulator"]
 
 
+def test_a_creation_that_the_server_answers_before_it_says_that_it_has_nothing_is_held(world: World) -> None:
+    """As with another run of the server: the call that holds the lease came there before the creation."""
+    world.create("lost")
+    (holding,) = world.background
+    creating = world.lease.create("new", creation())
+    assert next(creating) is CREATE
+    next(holding)
+    with pytest.raises(StopIteration):
+        creating.send("made")
+    assert isinstance(holding.send(HoldClientLeaseResponse()), Unary)
+    assert len(world.lease) == 1
+    with pytest.raises(StopIteration):
+        holding.send(HoldClientLeaseResponse())
+    assert len(world.lease) == 0
+
+
 @pytest.mark.parametrize(
     "error",
     [

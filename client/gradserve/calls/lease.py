@@ -3,6 +3,7 @@
 import logging
 import math
 import threading
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from gradserve.calls.exchange import Background, Operation, Pause, TimeLimits, Unary, encode_idle_lease
@@ -53,7 +54,8 @@ class ClientLease:
         self._calls_id = calls_id
         self._times = times
         self._lock = threading.Lock()
-        self._names: set[str] = set()
+        self._names: dict[str, object] = {}
+        """The private resources, each with a mark of the last time that it was added."""
         self._is_worker = False
         self._holder: object | None = None
 
@@ -91,7 +93,7 @@ class ClientLease:
     def deleted(self, name: str) -> None:
         """Forgets a resource that was deleted, if it was private."""
         with self._lock:
-            self._names.discard(name)
+            self._names.pop(name, None)
 
     def be_worker(self) -> Operation[None]:
         """Begins to hold the lease of a worker, in the background, unless that has begun."""
@@ -146,7 +148,7 @@ class ClientLease:
     def end(self) -> Operation[None]:
         """Ends the lease, and with it all private resources."""
         with self._lock:
-            names, is_worker = set(self._names), self._is_worker
+            names, is_worker = dict(self._names), self._is_worker
         if names or is_worker:
             request = messages_pb2.EndClientLeaseRequest(client_id=self._client_id)
             closing = self._times.closing if names else min(self._times.closing, _LEAVING_SECONDS)
@@ -155,11 +157,14 @@ class ClientLease:
 
     def _add(self, name: str) -> None:
         with self._lock:
-            self._names.add(name)
+            self._names[name] = object()
 
-    def _forget(self, names: set[str], *, is_worker: bool) -> None:
+    def _forget(self, names: Mapping[str, object], *, is_worker: bool) -> None:
+        """Forgets resources, but for those whose creation was answered in the meantime: the server has them now."""
         with self._lock:
-            self._names -= names
+            for name, mark in names.items():
+                if self._names.get(name) is mark:
+                    del self._names[name]
             self._is_worker &= not is_worker
 
     def _begin_to_hold(self) -> Operation[None]:
@@ -169,11 +174,11 @@ class ClientLease:
             self._holder = object()
         yield Background(self.hold)
 
-    def _to_hold(self) -> tuple[set[str], bool] | None:
+    def _to_hold(self) -> tuple[Mapping[str, object], bool] | None:
         """Returns the private resources, and whether this is a worker; None if there is nothing to hold."""
         with self._lock:
             if not self._names and not self._is_worker:
                 # Under the lock: a name that is added later starts a new holder.
                 self._holder = None
                 return None
-            return set(self._names), self._is_worker
+            return dict(self._names), self._is_worker
