@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 import gradserve
-from gradserve_server.config import ServerConfig
-from gradserve_server.config.servers import ClusterConfig
 from tests.cluster.servers import addresses_of, name_at
-from tests.resources.clients.aging_server import CLIENT_LEASE, AgingServer, num_held, pass_time
+from tests.resources.clients.aging_server import CLIENT_LEASE, AgingServer, aging_cluster, num_held, pass_time
 from tests.servers.polling import eventually
-from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator
 
 LONG = 100 * CLIENT_LEASE
@@ -22,19 +19,8 @@ DELTA = {"w": np.ones(2, np.float32)}
 @pytest.fixture
 def servers(request: pytest.FixtureRequest) -> Iterator[Sequence[AgingServer]]:
     """Servers of which the last is the home of the parameters."""
-    size = request.param
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                AgingServer(
-                    ServerConfig(
-                        runtime=NOT_WARMED_UP,
-                        cluster=ClusterConfig(cluster="train", cluster_size=size, cluster_index=index),
-                    )
-                )
-            )
-            for index in range(size)
-        ]
+    with aging_cluster(request.param) as running:
+        yield running
 
 
 @pytest.fixture(params=["directly", "through an aggregator"])

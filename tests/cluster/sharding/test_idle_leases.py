@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,32 +11,19 @@ import pytest
 import gradserve
 from gradserve.calls.accumulators.sharding import staging
 from gradserve_server.app import Server
-from gradserve_server.config import ServerConfig
-from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.resources.registry import DEFAULT_CONTAINER, ResourceKey
 from tests.cluster.servers import addresses_of, name_at
 from tests.cluster.sharding.clients import MODEL, gradient, same, small_pieces
-from tests.resources.clients.aging_server import AgingServer, pass_time
+from tests.resources.clients.aging_server import AgingServer, aging_cluster, pass_time
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-from tests.servers.runtime import NOT_WARMED_UP
 
 IDLE_LEASE = 30
 
 
 @pytest.fixture
 def servers() -> Iterator[Sequence[AgingServer]]:
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                AgingServer(
-                    ServerConfig(
-                        runtime=NOT_WARMED_UP,
-                        cluster=ClusterConfig(cluster="train", cluster_size=3, cluster_index=index),
-                    )
-                )
-            )
-            for index in range(3)
-        ]
+    with aging_cluster(3) as running:
+        yield running
 
 
 @pytest.fixture

@@ -2,19 +2,21 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from gradserve_server.app import Server
 from gradserve_server.config import ServerConfig
+from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.parts import Parts
 from gradserve_server.rpc.listeners.grpc.listener import ClientKeepalive, GrpcListener
 from gradserve_server.runtime.event_loop import Turn
 from gradserve_testing import LocalServer
 from tests.servers.clocks import SkippingClock
 from tests.servers.processes import ended
+from tests.servers.runtime import NOT_WARMED_UP
 
 CLIENT_LEASE = 60.0
 PATIENT = ClientKeepalive()
@@ -27,6 +29,14 @@ class AgingServer(LocalServer):
         self.clock = SkippingClock()
         listener = partial(GrpcListener, keepalive=keepalive)
         super().__init__(config, Parts(clock=self.clock, make_listener=listener))
+
+
+@contextmanager
+def aging_cluster(size: int) -> Iterator[Sequence[AgingServer]]:
+    """Runs the servers of a cluster in this process, until the end of the block."""
+    places = [ClusterConfig(cluster="train", cluster_size=size, cluster_index=index) for index in range(size)]
+    with ExitStack() as stack:
+        yield [stack.enter_context(AgingServer(ServerConfig(runtime=NOT_WARMED_UP, cluster=each))) for each in places]
 
 
 def num_private(server: LocalServer) -> int:

@@ -1,37 +1,32 @@
 """Who waits at an aggregator uses what all servers upstream have of an accumulator, so that none of it ends."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import pytest
 
 import gradserve
-from gradserve_server.config import ServerConfig
-from gradserve_server.config.servers import ClusterConfig
 from gradserve_server.rpc.upstream import sharded
 from tests.cluster.servers import addresses_of, name_at
 from tests.cluster.sharding.clients import MODEL, gradient, same, small_pieces
 from tests.cluster.sharding.test_idle_leases import left
-from tests.resources.clients.aging_server import AgingServer, pass_time
+from tests.resources.clients.aging_server import AgingServer, aging_cluster, pass_time
 from tests.servers.polling import PATIENCE_SECONDS, eventually
-from tests.servers.runtime import NOT_WARMED_UP
 from tests.trees.servers import aggregator
 
 IDLE_LEASE = 30
 
 
 @pytest.fixture
-def servers() -> Iterator[list[AgingServer]]:
-    places = [ClusterConfig(cluster="train", cluster_size=2, cluster_index=index) for index in range(2)]
-    with ExitStack() as stack:
-        yield [stack.enter_context(AgingServer(ServerConfig(runtime=NOT_WARMED_UP, cluster=place))) for place in places]
+def servers() -> Iterator[Sequence[AgingServer]]:
+    with aging_cluster(2) as running:
+        yield running
 
 
 @pytest.mark.parametrize("call", ["take_grad", "read_average", "push_pull"])
-def test_a_call_waits(servers: list[AgingServer], monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_call_waits(servers: Sequence[AgingServer], monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     monkeypatch.setattr(sharded, "USES_PER_LEASE", 3000)  # every 10 ms, as the aggregator's time does not pass faster
     with (
         small_pieces(),
