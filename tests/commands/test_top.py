@@ -1,5 +1,6 @@
 """`gradserve top`."""
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -86,6 +87,23 @@ async def test_a_name_from_the_command_line_is_the_first_filter() -> None:
         assert set(asked) == {"net"}
         await pilot.press("escape")
         await shows(app, pilot, lambda: asked[-1] == "")
+
+
+async def test_a_key_that_is_pressed_during_a_look_counts() -> None:
+    orders: list[str] = []
+    answers = asyncio.Event()
+
+    async def take_picture(_part: str, order: str) -> Picture:
+        orders.append(order)
+        await answers.wait()
+        return (Answer(0, "h:1", ServerStatus()),)
+
+    app = TopApp("h:1", take_picture, 3600.0)
+    async with app.run_test() as pilot:
+        await shows(app, pilot, lambda: orders == ["latest"])
+        await pilot.press("s")
+        answers.set()
+        await shows(app, pilot, lambda: orders == ["latest", "name"])
 
 
 async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:

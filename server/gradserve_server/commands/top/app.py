@@ -103,9 +103,9 @@ class TopApp(App[None]):
 
     async def _follow(self) -> None:
         while True:
+            self._look_again.clear()  # before the look: a key that is pressed during it asks for another one
             if not self._is_paused:
                 await self._look()
-            self._look_again.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval):
                     await self._look_again.wait()
