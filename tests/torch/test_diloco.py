@@ -196,6 +196,20 @@ class Walker:
             self.inner.step()
 
 
+class Failing(gradserve.Interceptor):
+    """Fails the next calls of a method."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self.num_left = 0
+
+    def around_call(self, call: gradserve.CallInfo) -> Any:
+        if self.num_left and call.method.endswith(f"/{self._method}"):
+            self.num_left -= 1
+            raise gradserve.UnavailableError("cut off")
+        yield None
+
+
 def test_local_sgd_is_the_mean(clients: list[gradserve.Client], name: str) -> None:
     one, other = (Walker(each, name, speed, num_required=2) for each, speed in zip(clients, (1.0, 4.0), strict=True))
 
@@ -374,6 +388,53 @@ def test_a_server_that_has_lost_its_state(tmp_path: Path, name: str) -> None:
             assert (walker.weight, diloco.version, diloco.num_failed) == (6.0, 2, 1)
             walker.walk(2)
             assert (walker.weight, diloco.version, diloco.num_failed) == (8.0, 3, 0)
+        assert client.parameters(shared_name=name).read().tree["weight"].item() == 8.0
+
+
+def test_a_server_that_has_lost_its_state_and_is_gone_again(tmp_path: Path, name: str) -> None:
+    """The worker trains on, and begins again when the server is back."""
+    with (
+        RestartingServer(tmp_path) as server,
+        gradserve.connect(
+            server.address, timeout=PATIENCE_SECONDS, interceptors=[cut := Failing("CreateParameters")]
+        ) as client,
+    ):
+        walker = Walker(client, name, 1.0, num_required=1, durability="none")
+        with walker.diloco as diloco:
+            walker.walk(5)
+            server.restart()
+            cut.num_left = 1
+            walker.walk(1)
+            assert (walker.weight, diloco.version, diloco.num_failed) == (6.0, 2, 1)
+            walker.walk(2)
+            assert (walker.weight, diloco.version, diloco.num_failed) == (8.0, 2, 2)
+            walker.walk(2)
+            assert (walker.weight, diloco.version, diloco.num_failed) == (10.0, 3, 0)
+        assert client.parameters(shared_name=name).read().tree["weight"].item() == 10.0
+
+
+def test_an_update_that_counted_is_not_pushed_again_because_the_newest_version_cannot_be_read(
+    server_address: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_pull = gradserve.Parameters.push_pull
+    lost = [gradserve.LostError("lost")]
+
+    def lose_one(self: gradserve.Parameters, *args: Any, **options: Any) -> Any:
+        if lost:
+            raise lost.pop()
+        return push_pull(self, *args, **options)
+
+    monkeypatch.setattr(gradserve.Parameters, "push_pull", lose_one)
+    with gradserve.connect(server_address, interceptors=[cut := Failing("ReadParameters")]) as client:
+        walker = Walker(client, name, 1.0, num_required=1, max_staleness=5)
+        with walker.diloco as diloco:
+            cut.num_left = 2  # as it begins again, and after its update has counted
+            walker.walk(4)
+            assert (walker.weight, diloco.version, diloco.num_failed, cut.num_left) == (4.0, 0, 2, 0)
+            walker.walk(2)
+            assert (walker.weight, diloco.version, diloco.num_failed) == (6.0, 1, 0)
+            walker.walk(2)
+            assert (walker.weight, diloco.version) == (8.0, 2)
         assert client.parameters(shared_name=name).read().tree["weight"].item() == 8.0
 
 

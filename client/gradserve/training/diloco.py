@@ -197,6 +197,7 @@ class _Update:
         metrics: The means of what was reported since the update before it.
         has_failed: Whether an attempt to push it has failed.
         request_id: The id of that attempt, if the server may have counted it.
+        pushed: What became of it, once that is known.
     """
 
     delta: Arrays
@@ -206,6 +207,7 @@ class _Update:
     metrics: Mapping[str, float]
     has_failed: bool = False
     request_id: int | None = None
+    pushed: PushPull | None = None
 
 
 class Fragment:
@@ -271,7 +273,8 @@ class Fragment:
             GradserveError: The error, if no later attempt will succeed.
         """
         try:
-            pulled = self.parameters.push_pull(
+            # Once only: if what follows fails, the next attempt must not add an update that has counted.
+            pulled = update.pushed = update.pushed or self.parameters.push_pull(
                 update.delta,
                 update.base,
                 weight=update.weight,
@@ -321,7 +324,10 @@ class Fragment:
         """Goes on after a failed attempt; returns new local values, if they change."""
         assert self._update is not None
         if isinstance(error, LostError):
-            return self._begin_again(local)
+            try:
+                return self._begin_again(local)
+            except _PASSING as passing:
+                error = passing
         if self._plan.resets:
             self._update, self.work = None, Work()
             return self.values()
