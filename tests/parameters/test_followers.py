@@ -37,7 +37,7 @@ from gradserve_server.parameters.variables import Loaded
 from gradserve_server.resources.cluster import Member
 from gradserve_server.resources.lifetimes import SHARED
 from gradserve_server.resources.registry import ResourceKey
-from gradserve_server.rpc.parameters.requests import decode_staged_update
+from gradserve_server.rpc.parameters.updates import decode_staged_update
 from gradserve_server.storage.journal import Durability
 from tests.cluster.servers import name_at
 from tests.parameters.bench import ParametersBench, adam, sgd

@@ -14,8 +14,10 @@ from gradserve_server.rpc.parameters.requests import (
     decode_key,
     decode_parameters_spec,
     decode_records_page,
-    decode_update,
     decode_version,
+)
+from gradserve_server.rpc.parameters.updates import (
+    decode_update,
     names_in,
 )
 from gradserve_server.security.identity import ANONYMOUS

@@ -44,23 +44,25 @@ from gradserve_server.rpc.parameters.replies import (
 )
 from gradserve_server.rpc.parameters.requests import (
     IncomingVersion,
-    UpdateRequest,
     decode_change_id,
     decode_changes,
     decode_codec,
-    decode_decided,
     decode_evaluations_page,
     decode_key,
     decode_parameters_spec,
     decode_read_id,
     decode_records_page,
+    decode_state_optimizer,
+    decode_step,
+    decode_version,
+)
+from gradserve_server.rpc.parameters.updates import (
+    UpdateRequest,
+    decode_decided,
     decode_report,
     decode_staged,
     decode_staged_update,
-    decode_state_optimizer,
-    decode_step,
     decode_update,
-    decode_version,
     names_in,
 )
 from gradserve_server.rpc.tensors.messages import TensorDeliverer

@@ -24,7 +24,7 @@ from gradserve_server.accumulators.gradient import Array, Average, DifferentWork
 from gradserve_server.accumulators.rounds import Outcome
 from gradserve_server.parameters.versions import Version
 from gradserve_server.rpc.accumulators.requests import GradientRequest, counts_one_per_worker
-from gradserve_server.rpc.parameters.requests import UpdateRequest
+from gradserve_server.rpc.parameters.updates import UpdateRequest
 from gradserve_server.security.identity import Identity
 
 MessageT = TypeVar("MessageT", bound=Message)

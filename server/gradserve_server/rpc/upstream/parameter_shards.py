@@ -33,8 +33,8 @@ from gradserve_server.devices.compute import Compute
 from gradserve_server.parameters.spec import ParametersSpec
 from gradserve_server.parameters.variables import OptimizerState
 from gradserve_server.parameters.versions import Version
-from gradserve_server.rpc.parameters.requests import UpdateRequest
 from gradserve_server.rpc.parameters.rules import decode_optimizer
+from gradserve_server.rpc.parameters.updates import UpdateRequest
 from gradserve_server.rpc.upstream.messages import copied, version_of
 from gradserve_server.rpc.upstream.sharded import UpstreamSharded
 

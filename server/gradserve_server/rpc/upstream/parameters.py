@@ -32,17 +32,19 @@ from gradserve_server.rpc.boundary.fields import wait_timeout
 from gradserve_server.rpc.parameters.replies import encode_pulled, encode_read, encode_read_state, packed_version
 from gradserve_server.rpc.parameters.requests import (
     IncomingVersion,
-    UpdateRequest,
     decode_codec,
     decode_key,
     decode_parameters_spec,
     decode_state_optimizer,
     decode_step,
-    decode_update,
     decode_version,
-    names_in,
 )
 from gradserve_server.rpc.parameters.service import ParameterServicer
+from gradserve_server.rpc.parameters.updates import (
+    UpdateRequest,
+    decode_update,
+    names_in,
+)
 from gradserve_server.rpc.tensors.messages import TensorDeliverer
 from gradserve_server.rpc.upstream.aggregated import KnownUpstream, delete, listed
 from gradserve_server.rpc.upstream.forwarding import Arrivals, Forwarding
