@@ -358,6 +358,50 @@ def test_a_worker_goes_on_after_values_that_the_server_refuses(clients: list[gra
     assert record.updates[0].weight_asked == 4
 
 
+def test_a_fragment_that_the_server_refuses(client: gradserve.Client, name: str) -> None:
+    """What the synchronization of the other one has led to comes with the next one."""
+    model = TwoWeights()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def walk(*speeds: float) -> None:
+        for parameter, speed in zip(model.parameters(), speeds, strict=True):
+            parameter.grad = torch.full_like(parameter, -speed)
+        inner.step()
+
+    halved = optim.SGD(0.5)
+    with DiLoCo(client, model, inner, sync_every=4, outer_optimizer=halved, name=name, num_required=1, fragments=2) as (
+        diloco
+    ):
+        walk(2.0, math.nan)
+        with pytest.raises(gradserve.InvalidArgumentError, match="finite"):
+            diloco.sync()
+        torch.nn.init.ones_(model.layers[1].weight)
+        walk(1.0, 1.0)
+        diloco.sync()
+        assert model.values() == [(1.0 + 2.0 / 2) + 1.0 / 2, 1.0 + 1.0 / 2]
+
+
+def test_buffers_beside_parameters_that_the_server_refuses(client: gradserve.Client, name: str) -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    model.register_buffer("seen", torch.zeros(1))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def walk(speed: float, steps: int = 2) -> None:
+        for _ in range(steps):
+            model.weight.grad = torch.full_like(model.weight, -speed)
+            model.seen += 1
+            inner.step()
+
+    with LocalSGD(client, model, inner, sync_every=2, name=name, num_required=1, buffers="mean") as diloco:
+        with pytest.raises(gradserve.InvalidArgumentError, match="finite"):
+            walk(math.nan)
+        torch.nn.init.zeros_(model.weight)
+        walk(1.0)
+        assert (model.weight.item(), model.seen.item(), diloco.version) == (2.0, 4.0, 1)
+    assert client.parameters(shared_name=f"{name}/buffers").info().step == 2
+
+
 def test_an_update_that_is_too_late(clients: list[gradserve.Client], name: str) -> None:
     slow = Walker(clients[0], name, 1000.0, num_required=1)
     fast = Walker(clients[1], name, 1.0, num_required=1)

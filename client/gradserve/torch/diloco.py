@@ -1,6 +1,6 @@
 """DiLoCo and LocalSGD for PyTorch: workers that train by themselves, and synchronize every so many steps."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -29,7 +29,7 @@ from gradserve.training.diloco import (
 )
 from gradserve.workers import new_worker_id
 from gradserve_protocol.argument import Argument
-from gradserve_protocol.errors import InvalidArgumentError
+from gradserve_protocol.errors import GradserveError, InvalidArgumentError
 
 Fragments: TypeAlias = int | Sequence[Sequence[str]] | Sequence[torch.nn.Module]
 Buffers: TypeAlias = Literal["local", "mean"]
@@ -244,8 +244,12 @@ class DiLoCo:
         Raises:
             GradserveError: As `optimizer.step()`.
         """
-        self._exchange(lambda worker, tensors: worker.synchronize(tensors.local))
-        self._num_taken = 0
+        try:
+            self._exchange(lambda worker, tensors: worker.synchronize(tensors.local))
+        finally:
+            self._num_taken = 0
+            for worker in self._workers:
+                worker.restart_turns()
 
     def __enter__(self) -> Self:
         try:
@@ -285,24 +289,31 @@ class DiLoCo:
             return
         expected = self.step + 1
         self._num_taken += 1
+        for worker in self._workers:
+            worker.count_step()
         if self._plan.is_due(self._num_taken):
-            self._exchange(lambda worker, tensors: worker.take_step(tensors.local))
+            self._exchange(lambda worker, tensors: worker.synchronize_due(tensors.local))
             take_steps(self._scheduler, self.step - expected)  # of rounds that this worker has missed
         else:
-            for worker in self._workers:
-                worker.take_step(_nothing)
             self._status = self._begun._replace(step=expected)
 
     def _exchange(self, call: Callable[[DilocoWorker, HostValues], Mapping[str, torch.Tensor]]) -> None:
-        """Makes a call of all parts that may synchronize them, and takes over what it returns."""
+        """Makes a call of all parts that may synchronize them, even if one fails; takes over what it returns."""
         tokens, self._tokens = self._tokens, 0
         if self._ranks is not None:
             tokens = self._ranks.sum(tokens)
 
         def exchange() -> None:
-            for worker, part in zip(self._workers, self._parts, strict=True):
+            errors = list[GradserveError]()
+            for worker in self._workers:
                 worker.count(tokens)
-                part.tensors.replace(call(worker, part.tensors))
+            for worker, part in zip(self._workers, self._parts, strict=True):
+                try:
+                    part.tensors.replace(call(worker, part.tensors))
+                except GradserveError as error:
+                    errors.append(error)
+            if errors:
+                raise errors[0]
 
         self._lead(exchange)
 
@@ -319,10 +330,6 @@ class DiLoCo:
     def _close(self) -> None:
         for worker in self._workers:
             worker.close()
-
-
-def _nothing(names: Collection[str]) -> Mapping[str, torch.Tensor]:
-    raise AssertionError(f"a step that synchronizes nothing needs no values of {names}")
 
 
 class _Status(NamedTuple):

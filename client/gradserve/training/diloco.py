@@ -4,11 +4,13 @@ DiLoCo: https://arxiv.org/abs/2311.08105; with fragments, delay and mixing: http
 """
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import fsum
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
 from numpy.typing import NDArray
@@ -261,7 +263,7 @@ class Fragment:
         if self._update is None:
             weight, own, base = self._plan.weight_of(self.work), local(self.names), self.values()
             delta = {name: own[name] - base[name] for name in self.names}
-            metrics = {name: fsum(numbers) / len(numbers) for name, numbers in self._reported.items()}
+            metrics = {name: math.fsum(numbers) / len(numbers) for name, numbers in self._reported.items()}
             self._reported = {}
             self._update = _Update(delta, self.base, self.work, weight, metrics)
         return self._update
@@ -297,12 +299,14 @@ class Fragment:
     def load(self, pulled: PushPull, local: Local) -> dict[str, Any]:
         """Takes over the version of a round; returns the values to go on from."""
         assert self._update is not None
-        update, self._update, self.base = self._update, None, pulled.version
+        update, alpha = self._update, self._plan.alpha
+        own: Arrays = local(self.names) if update.has_failed or alpha else {}
+        self._update, self.base = None, pulled.version
         common = self.values()
         since = self.work.minus(update.work)
         counts = pulled.outcome is Outcome.ACCEPTED
         if update.has_failed:  # what was done since, and all that did not count, is in the next update
-            own, before = local(self.names), self.values(update.base)
+            before = self.values(update.base)
             kept = {name: own[name] - before[name] for name in self.names}
             if counts:
                 self.work = since
@@ -310,13 +314,9 @@ class Fragment:
             return {name: common[name] + kept[name] for name in self.names}
         if not counts:
             _log.warning("an update of %s was dropped: %s", self.parameters.name, pulled.outcome.name)
+        if not (counts and alpha):
             self.work = Work()
             return common
-        alpha = self._plan.alpha
-        if not alpha:
-            self.work = Work()
-            return common
-        own = local(self.names)
         self.work = since
         return {name: alpha * own[name] + (1 - alpha) * common[name] for name in self.names}
 
@@ -344,14 +344,14 @@ class Fragment:
 
         Not with data: the samples are given out again.
         """
-        before = self.values()
+        before, own = self.values(), local(self.names)
         parameters = self._find(self.base)
         base = self._begun(parameters)
         self.parameters, self.base, self._update = parameters, base, None
+        common = self.values()
         if self._data is not None:
             self.work = Work()
-            return self.values()
-        own, common = local(self.names), self.values()
+            return common
         return {name: common[name] + (own[name] - before[name]) for name in self.names}
 
     def _begun(self, parameters: Parameters) -> Version:
@@ -384,6 +384,25 @@ class _Synchronization:
     result: "Future[PushPull | GradserveError] | None" = None
 
 
+class _Values:
+    """Local values while fragments are synchronized: the caller's, or those that replace them."""
+
+    def __init__(self, local: Local, owed: Arrays) -> None:
+        """`owed` is what must be added to the caller's values first."""
+        self._local = local
+        own = local(tuple(owed)) if owed else {}
+        self.replaced = {name: own[name] + owed[name] for name in owed}
+
+    def __call__(self, names: Collection[str]) -> dict[str, Any]:
+        own = self._local([name for name in names if name not in self.replaced])
+        return {name: self.replaced[name] if name in self.replaced else own[name] for name in names}
+
+    def changes(self) -> dict[str, Any]:
+        """Returns what must be added to the caller's values to replace them."""
+        own = self._local(tuple(self.replaced))
+        return {name: value - own[name] for name, value in self.replaced.items()}
+
+
 class DilocoWorker:
     """Counts the inner steps of a worker, and synchronizes fragments when their turn has come.
 
@@ -412,6 +431,8 @@ class DilocoWorker:
         self._num_taken = 0
         self._step = self._step_of_versions()
         self._under_way: list[_Synchronization] = []
+        self._owed: Arrays = {}
+        """What must be added to the caller's values, as an exception has kept from it those that replace them."""
         self._threads = ThreadPoolExecutor(len(fragments), "gradserve-diloco") if plan.delay else None
 
     @property
@@ -440,48 +461,61 @@ class DilocoWorker:
             each.report(metrics)
 
     def take_step(self, local: Local) -> dict[str, Any]:
-        """Counts an inner step that was taken, and synchronizes what is due.
+        """Counts an inner step that was taken, and synchronizes what is due; see `synchronize_due`."""
+        self.count_step()
+        return self.synchronize_due(local)
+
+    def count_step(self) -> None:
+        """Counts an inner step that was taken."""
+        self._num_taken += 1
+        self._step += 1
+        for each in self.fragments:
+            each.work = each.work.plus(Work(steps=1))
+
+    def synchronize_due(self, local: Local) -> dict[str, Any]:
+        """Begins and ends the synchronizations that are due after the steps that were counted.
 
         Args:
             local: Returns the present values of components.
 
         Returns:
-            The values of the components that must be replaced.
+            The values of the components that must be replaced. If an exception keeps some from the caller, the next
+            call returns them, with what was done since.
 
         Raises:
             GradserveError: A synchronization failed, and later ones would.
         """
-        self._num_taken += 1
-        self._step += 1
-        for each in self.fragments:
-            each.work = each.work.plus(Work(steps=1))
-        plan, changed = self._plan, dict[str, Any]()
-        if (self._num_taken + plan.delay) % plan.period == 0:
-            self._begin(self._next_fragment(), local)
-        while self._under_way and self._under_way[0].due <= self._num_taken:
-            changed |= self._end(self._under_way.pop(0), local)
-        return changed
+        plan = self._plan
+        if not plan.is_due(self._num_taken):
+            return {}
+        with self._replacing(local) as values:
+            self._end_all(self._due(self._num_taken - 1), values)  # those that an exception has left
+            if (self._num_taken + plan.delay) % plan.period == 0:
+                self._under_way.append(self._begin(self._next_fragment(), values))
+            self._end_all(self._due(self._num_taken), values)
+        return values.replaced
 
     def synchronize(self, local: Local) -> dict[str, Any]:
-        """Synchronizes all fragments with work in them now; returns the values of components that must be replaced."""
-        changed = self.finish(local)
+        """Synchronizes all fragments with work in them now, and restarts their turns; else as `synchronize_due`."""
+        try:
+            with self._replacing(local) as values:
+                rest = (self._begin(each, values, inline=True) for each in self.fragments if each.work.steps)
+                self._end_all(chain(self._due(math.inf), rest), values)
+        finally:
+            self.restart_turns()
+        return values.replaced
 
-        def present(names: Collection[str]) -> Arrays:
-            return {**local(names), **{name: changed[name] for name in names if name in changed}}
-
-        for each in self.fragments:
-            if each.work.steps:
-                self._begin(each, present, inline=True)
-                changed |= self._end(self._under_way.pop(), present)
+    def restart_turns(self) -> None:
+        """Counts the steps between synchronizations from here on."""
         self._num_taken = 0
-        return changed
+        for each in self._under_way:
+            each.due = 0
 
     def finish(self, local: Local) -> dict[str, Any]:
-        """Waits for the synchronizations under way; returns the values of components that must be replaced."""
-        changed: dict[str, Any] = {}
-        while self._under_way:
-            changed |= self._end(self._under_way.pop(0), local)
-        return changed
+        """Waits for the synchronizations under way; otherwise as `synchronize_due`."""
+        with self._replacing(local) as values:
+            self._end_all(self._due(math.inf), values)
+        return values.replaced
 
     def close(self) -> None:
         """Waits for nothing."""
@@ -493,14 +527,31 @@ class DilocoWorker:
         busy = [each.fragment for each in self._under_way]
         return min((each for each in self.fragments if each not in busy), key=lambda each: each.base.step)
 
-    def _begin(self, fragment: Fragment, local: Local, *, inline: bool = False) -> None:
-        update = fragment.take(local)
+    def _begin(self, fragment: Fragment, values: _Values, *, inline: bool = False) -> _Synchronization:
+        update = fragment.take(values)
         begun = _Synchronization(fragment, self._num_taken + self._plan.delay, update)
         if self._threads is not None and not inline:
             begun.result = self._threads.submit(fragment.push, update, self.worker_id, self._timeout)
-        self._under_way.append(begun)
+        return begun
 
-    def _end(self, begun: _Synchronization, local: Local) -> dict[str, Any]:
+    def _due(self, step: float) -> Iterator[_Synchronization]:
+        """Yields what is under way and due until a step, which then is no longer under way."""
+        while self._under_way and self._under_way[0].due <= step:
+            yield self._under_way[0]
+            self._under_way.pop(0)
+
+    def _end_all(self, begun: Iterable[_Synchronization], values: _Values) -> None:
+        """Ends synchronizations; raises the first error when all have ended."""
+        errors = list[GradserveError]()
+        for each in begun:
+            try:
+                self._end(each, values)
+            except GradserveError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _end(self, begun: _Synchronization, values: _Values) -> None:
         fragment = begun.fragment
         try:
             if begun.result is None:
@@ -513,11 +564,22 @@ class DilocoWorker:
         if isinstance(result, GradserveError):
             self.num_failed += 1
             _log.warning("no synchronization of %s, training goes on: %s", fragment.parameters.name, result)
-            return fragment.fail(result, local)
+            values.replaced |= fragment.fail(result, values)
+            return
         self.num_failed = 0
-        changed = fragment.load(result, local)
+        values.replaced |= fragment.load(result, values)
         self._step = max(self._step, self._step_of_versions())
-        return changed
+
+    @contextmanager
+    def _replacing(self, local: Local) -> Iterator[_Values]:
+        """Yields the values with which fragments are synchronized; keeps those that an exception takes along."""
+        values = _Values(local, self._owed)
+        try:
+            yield values
+        except BaseException:
+            self._owed = values.changes()
+            raise
+        self._owed = {}
 
     def _step_of_versions(self) -> int:
         version = self.version
