@@ -32,7 +32,8 @@ from benchmarks.harness.environments import ROOT
 from benchmarks.harness.links.spec import Ends, LinkSpec
 from gradserve import optim
 from gradserve.testing import ServerProcess
-from gradserve.training.diloco import Plan, begin_diloco
+from gradserve.training.diloco.plan import Plan
+from gradserve.training.diloco.worker import begin_diloco
 
 SYNC_EVERY = 128
 NUM_WORKERS = 4

@@ -10,7 +10,8 @@ import numpy as np
 
 import gradserve
 from gradserve import optim
-from gradserve.training.diloco import Plan, begin_diloco
+from gradserve.training.diloco.plan import Plan
+from gradserve.training.diloco.worker import begin_diloco
 
 NUM_WORKERS, QUORUM = 4, 3
 GRACE_SECONDS = 0.5

@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import gradserve.aio
 from benchmarks.harness.links.spec import LinkSpec
 from gradserve import optim
-from gradserve.training.diloco import Plan, begin_diloco
+from gradserve.training.diloco.plan import Plan
+from gradserve.training.diloco.worker import begin_diloco
 from gradserve.transport.settings import Transport
 from tests.links.serving import serving_behind
 from tests.servers.connecting import connect_with_aio, without_retries

@@ -11,7 +11,8 @@ import numpy as np
 import gradserve
 from gradserve import optim
 from gradserve.data import Batches, Sampler, sampler
-from gradserve.training.diloco import Plan, begin_diloco
+from gradserve.training.diloco.plan import Plan
+from gradserve.training.diloco.worker import begin_diloco
 
 NUM_SAMPLES, BATCH_SIZE, SYNC_EVERY = 11, 2, 2
 _MOST_ALONE = 200

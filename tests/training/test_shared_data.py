@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gradserve
 from gradserve.data import Batches, sampler, stream
-from gradserve.training.diloco import Plan
+from gradserve.training.diloco.plan import Plan
 from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.restarting import RestartingServer
 from tests.training.sharing import BATCH_SIZE, NUM_SAMPLES, SYNC_EVERY, Trained, assert_once, samples

@@ -14,17 +14,8 @@ from gradserve.client import Client
 from gradserve.conversion.plain import as_flag
 from gradserve.data import Batches
 from gradserve.jax.leaves import PyTree, leaves_of, placed_like, to_host
-from gradserve.training.diloco import (
-    NESTEROV,
-    DilocoWorker,
-    IfExists,
-    OnFailure,
-    Plan,
-    RunOptions,
-    Weight,
-    begin_diloco,
-    fragments_of,
-)
+from gradserve.training.diloco.plan import OnFailure, Plan, RunOptions, Weight, fragments_of
+from gradserve.training.diloco.worker import NESTEROV, DilocoWorker, IfExists, begin_diloco
 from gradserve_protocol.argument import Argument
 
 

@@ -16,17 +16,8 @@ from gradserve.torch.optimizers import check_schedule, steps_of, take_steps, unw
 from gradserve.torch.parameters import module_of, persistent_buffers, trained_parameters
 from gradserve.torch.replica import HostValues, ranks_of
 from gradserve.torch.tensors import tensor_of
-from gradserve.training.diloco import (
-    NESTEROV,
-    DilocoWorker,
-    IfExists,
-    OnFailure,
-    Plan,
-    RunOptions,
-    Weight,
-    begin_diloco,
-    fragments_of,
-)
+from gradserve.training.diloco.plan import OnFailure, Plan, RunOptions, Weight, fragments_of
+from gradserve.training.diloco.worker import NESTEROV, DilocoWorker, IfExists, begin_diloco
 from gradserve.workers import new_worker_id
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import GradserveError, InvalidArgumentError

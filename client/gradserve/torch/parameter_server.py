@@ -15,7 +15,7 @@ from gradserve.parameters import Parameters
 from gradserve.results import Outcome
 from gradserve.torch.optimizers import Arguments, has_schedule, unwrapped, with_own_gradients
 from gradserve.torch.parameters import Gradients, load_version, parameters_of, trained_parameters
-from gradserve.training.diloco import RunOptions
+from gradserve.training.diloco.plan import RunOptions
 from gradserve.workers import new_worker_id
 from gradserve_protocol.argument import Argument
 from gradserve_protocol.errors import InvalidArgumentError
