@@ -359,7 +359,7 @@ def test_a_worker_goes_on_after_values_that_the_server_refuses(clients: list[gra
 
 
 def test_a_fragment_that_the_server_refuses(client: gradserve.Client, name: str) -> None:
-    """What the synchronization of the other one has led to comes with the next one."""
+    """The values of the other fragment, which was synchronized, come with the next synchronization."""
     model = TwoWeights()
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
 
@@ -368,10 +368,8 @@ def test_a_fragment_that_the_server_refuses(client: gradserve.Client, name: str)
             parameter.grad = torch.full_like(parameter, -speed)
         inner.step()
 
-    halved = optim.SGD(0.5)
-    with DiLoCo(client, model, inner, sync_every=4, outer_optimizer=halved, name=name, num_required=1, fragments=2) as (
-        diloco
-    ):
+    given: dict[str, Any] = {"sync_every": 4, "outer_optimizer": optim.SGD(0.5), "num_required": 1, "fragments": 2}
+    with DiLoCo(client, model, inner, name=name, **given) as diloco:
         walk(2.0, math.nan)
         with pytest.raises(gradserve.InvalidArgumentError, match="finite"):
             diloco.sync()

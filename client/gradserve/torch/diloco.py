@@ -239,7 +239,7 @@ class DiLoCo:
             self._exchange(lambda worker, tensors: worker.synchronize(tensors.local))
         finally:
             self._num_taken = 0
-            for worker in self._workers:
+            for worker in self._workers:  # also of parts that an exception has kept from `synchronize`
                 worker.restart_turns()
 
     def __enter__(self) -> Self:

@@ -16,10 +16,7 @@ from gradserve_server.rpc.parameters.requests import (
     decode_records_page,
     decode_version,
 )
-from gradserve_server.rpc.parameters.updates import (
-    decode_update,
-    names_in,
-)
+from gradserve_server.rpc.parameters.updates import decode_update, names_in
 from gradserve_server.security.identity import ANONYMOUS
 from gradserve_server.storage.journal import Durability
 from gradserve_server.tensors.payload import NO_PAYLOAD

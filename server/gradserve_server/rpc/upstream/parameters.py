@@ -40,11 +40,7 @@ from gradserve_server.rpc.parameters.requests import (
     decode_version,
 )
 from gradserve_server.rpc.parameters.service import ParameterServicer
-from gradserve_server.rpc.parameters.updates import (
-    UpdateRequest,
-    decode_update,
-    names_in,
-)
+from gradserve_server.rpc.parameters.updates import UpdateRequest, decode_update, names_in
 from gradserve_server.rpc.tensors.messages import TensorDeliverer
 from gradserve_server.rpc.upstream.aggregated import KnownUpstream, delete, listed
 from gradserve_server.rpc.upstream.forwarding import Arrivals, Forwarding
