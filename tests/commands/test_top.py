@@ -106,6 +106,32 @@ async def test_a_key_that_is_pressed_during_a_look_counts() -> None:
         await shows(app, pilot, lambda: orders == ["latest", "name"])
 
 
+async def test_what_comes_while_the_screen_is_taken_down_ends_nothing() -> None:
+    """An answer, and messages of the table's and the filter's own."""
+    is_gone = asyncio.Event()
+    looks: list[str] = []
+
+    class Last(Static):
+        def on_unmount(self) -> None:
+            is_gone.set()
+
+    async def take_picture(_part: str, order: str) -> Picture:
+        looks.append(order)
+        if len(looks) > 1:
+            await is_gone.wait()
+            app.on_data_table_row_highlighted()
+            app.on_input_submitted()
+            looks.append("after the end")
+        return (Answer(0, "h:1", ServerStatus(accumulators=(AccumulatorStatus("default", "net"),))),)
+
+    app = TopApp("h:1", take_picture, 3600.0)
+    async with app.run_test() as pilot:
+        await shows(app, pilot, lambda: app.query_one(DataTable).row_count == 1)
+        await app.mount(Last())
+        await pilot.press("s")
+    assert looks == ["latest", "name", "after the end"]
+
+
 async def test_a_server_that_goes_away_is_said_to_be_gone() -> None:
     async def take_picture(_part: str, _order: str) -> Picture:
         return (Answer(0, "h:1", problem="nobody listens there"),)

@@ -111,8 +111,10 @@ class TopApp(App[None]):
                     await self._look_again.wait()
 
     async def _look(self) -> None:
-        problem = self.query_one("#problem", Static)
         picture = await self._take_picture(self._part, self._order)
+        if not self.is_running:
+            return  # The screen is being taken down.
+        problem = self.query_one("#problem", Static)
         silent = [each for each in picture if each.problem]
         where = f"server {silent[0].index} at {silent[0].address}: " if silent and self._is_cluster else ""
         problem.update(visible("; ".join([f"no answer: {where}{each.problem}" for each in silent[:1]])))
@@ -182,7 +184,8 @@ class TopApp(App[None]):
 
     def on_data_table_row_highlighted(self) -> None:
         """Shows the rounds of the selected accumulator or parameters."""
-        self._show_panels()
+        if self.is_running:
+            self._show_panels()
 
     def action_next_order(self) -> None:
         """Sorts by the next column that one can sort by."""
@@ -202,7 +205,8 @@ class TopApp(App[None]):
 
     def on_input_submitted(self) -> None:
         """Goes back to the table."""
-        self.query_one(DataTable).focus()
+        if self.is_running:
+            self.query_one(DataTable).focus()
 
     def action_end_filter(self) -> None:
         """Shows all accumulators and parameters again."""
