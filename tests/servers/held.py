@@ -1,15 +1,13 @@
 """What a server holds for its clients, and gives back when they have gone."""
 
-import contextlib
 import gc
-import os
 import threading
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Self
 
 from gradserve_server.app import Server
 from gradserve_testing import LocalServer
+from tests.servers.descriptors import open_files
 from tests.servers.polling import eventually
 
 
@@ -40,7 +38,7 @@ def held_by(local: LocalServer) -> Held:
 
     def look(server: Server) -> Held:
         context = server.sockets.context
-        open_files = list(_open_files())
+        files = list(open_files())
         return Held(
             context.memory.used,
             context.in_flight.used,
@@ -50,8 +48,8 @@ def held_by(local: LocalServer) -> Held:
             len(server.sockets.connections),
             server.registry.factory.waiters.used,
             len(server.store),
-            sum(each.startswith("socket:") for each in open_files),
-            sum(each.startswith("/memfd:") for each in open_files),
+            sum(each.startswith("socket:") for each in files),
+            sum(each.startswith("/memfd:") for each in files),
             threading.active_count(),
         )
 
@@ -61,10 +59,3 @@ def held_by(local: LocalServer) -> Held:
 def _has_all_its_own(server: Server) -> bool:
     """True when the thread of the HTTP port, which begins after everything else, has its event loop."""
     return server.observation.address is None or server.observation.is_served
-
-
-def _open_files() -> Iterator[str]:
-    """Yields what the descriptors of this process are; gRPC has pipes and events of its own, now more, now fewer."""
-    for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            yield os.readlink(f"/proc/self/fd/{each}")

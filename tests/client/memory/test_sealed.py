@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gradserve_protocol.memory.sealed import RegionError, Seal, make_region, map_region
+from tests.servers.descriptors import num_open
 
 _ADD_SEALS = 1033
 _MFD_HUGETLB = 4
@@ -118,11 +119,19 @@ def test_a_closed_descriptor_is_none() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [-1, 1 << 62, 1 << 64])
-def test_a_region_that_cannot_be_made_leaves_no_descriptor(num_bytes: int) -> None:
-    before = os.listdir("/proc/self/fd")
+def test_a_region_that_cannot_be_made_leaves_no_descriptor(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[os.stat_result] = []
+    create = os.memfd_create
+
+    def created(name: str, flags: int) -> int:
+        descriptor = create(name, flags)
+        made.append(os.fstat(descriptor))
+        return descriptor
+
+    monkeypatch.setattr(os, "memfd_create", created)
     with pytest.raises(MemoryError, match=r"cannot make a region of -?\d+ bytes"):
         make_region(num_bytes, read_only_for_others=False)
-    assert os.listdir("/proc/self/fd") == before
+    assert [num_open(each) for each in made] == [0]
 
 
 def test_both_sides_see_the_same_bytes_and_one_cannot_write() -> None:
