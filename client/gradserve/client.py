@@ -241,6 +241,7 @@ class Client(BlockingFace[ClientCalls]):
     get_all = blocking(ClientCalls.get_all)
     delete = blocking(ClientCalls.delete)
     list_tensors = blocking(ClientCalls.list_tensors)
+    new_request_id = blocking(ClientCalls.new_request_id)
     server_info = blocking(ClientCalls.server_info)
     server_status = blocking(ClientCalls.server_status)
     server_log = blocking(ClientCalls.server_log)

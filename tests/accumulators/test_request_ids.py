@@ -1,5 +1,6 @@
 """Request ids: those that a client gives its calls, and those that its user gives them."""
 
+import asyncio
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 
 import gradserve
+import gradserve.aio
 from gradserve.calls.identity import RequestIds
 from gradserve_protocol.v1 import accumulator_pb2
 from gradserve_testing import LocalServer
-from tests.servers.polling import PATIENCE_SECONDS
+from tests.servers.polling import PATIENCE_SECONDS, eventually_async
 
 KEY = ("default", "net")
 
@@ -75,6 +77,34 @@ def test_another_client_asks_for_several_averages_in_any_order(
     for value, request_id in ((3, ids[1]), (1, ids[0])):
         average = elsewhere.push_pull(grads(value), 3, worker_id=f"w{value}", request_id=request_id)
         assert (average.step, average["w"].tolist()) == (1, [3])
+
+
+async def test_an_interrupted_call_is_made_again_with_an_id_that_was_known_before(
+    server: LocalServer, name: str
+) -> None:
+    """Its average is kept for it, although the client makes other calls in the meantime."""
+    async with gradserve.aio.connect(server.address, timeout=PATIENCE_SECONDS) as client:
+        model = await client.gradient_accumulator(grads(0), shared_name=name)
+        request_id = await client.new_request_id()
+        call = asyncio.create_task(model.push_pull(grads(3), 3, worker_id="w", request_id=request_id))
+        await eventually_async(model.num_accumulated)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await model.push_pull(grads(5), 2)
+        for step in range(1, 4):  # from now on, the average is kept for the interrupted call alone
+            await model.push_pull(grads(9), 1, local_step=step)
+        again = await model.push_pull(grads(3), 3, worker_id="w", request_id=request_id)
+        assert (again.duplicate, again.step, again["w"].tolist()) == (True, 1, [4])
+
+
+def test_calls_with_ids_that_are_never_made_hold_up_nothing(
+    model: gradserve.GradientAccumulator, client: gradserve.Client
+) -> None:
+    ids = {client.new_request_id() for _ in range(2000)}
+    assert len(ids) == 2000
+    for step in range(3):
+        assert model.push_pull(grads(step), 1, local_step=step).step == step + 1
 
 
 def test_the_id_of_an_error_is_the_number_that_the_user_gave(model: gradserve.GradientAccumulator) -> None:

@@ -20,6 +20,7 @@ def tensors(client: gradserve.Client) -> None:
     handle = client.put([1.0, 2.0])
     assert_type(handle, TensorHandle)
     assert_type(client.empty((2, 3), "float32"), NDArray[Any])
+    assert_type(client.new_request_id(), int)
     assert_type(client.put_all([[1.0], np.zeros(3)], lease=5), list[TensorHandle])
     assert_type(client.get(handle), Arrays)
     assert_type(client.get_all([handle]), list[Arrays])

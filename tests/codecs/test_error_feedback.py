@@ -1,5 +1,6 @@
 """The errors of packed updates: added to the next one of the worker, once the server has accepted the update."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -7,10 +8,13 @@ import numpy as np
 import pytest
 
 import gradserve
+import gradserve.aio
 from gradserve import codecs
 from gradserve.testing import Faults
 from gradserve.testing.fixtures import gradserve_client, gradserve_faults, gradserve_server
 from gradserve_protocol.codecs import CODECS
+from gradserve_testing import LocalServer
+from tests.servers.polling import eventually_async
 
 __all__ = ["gradserve_client", "gradserve_faults", "gradserve_server"]  # fixtures
 
@@ -115,6 +119,25 @@ def test_a_call_that_is_made_again_sends_the_same_bytes(client: gradserve.Client
     made.push({"w": UPDATE}, 1, worker_id="a", codec=codec)
     made.push({"w": np.zeros_like(UPDATE)}, 1, worker_id="b")
     assert np.array_equal(made.read()["w"], first + sender.sent(UPDATE) / np.float32(2))
+
+
+@by_kept
+async def test_an_interrupted_call_sends_the_same_bytes_again(
+    client: gradserve.Client, server: LocalServer, name: str, codec: str
+) -> None:
+    made, sender = made_by(client, name, num_required=2), Sender(codec)
+    async with gradserve.aio.connect(server.address) as other:
+        parameters = await other.parameters({"w": np.zeros(UPDATE.size, np.float32)}, shared_name=name)
+        how: dict[str, Any] = {"worker_id": "a", "codec": codec, "request_id": await other.new_request_id()}
+        call = asyncio.create_task(parameters.push_pull({"w": UPDATE}, 0, **how))
+        await eventually_async(parameters.info, lambda info: info.num_updates == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        made.push({"w": np.zeros_like(UPDATE)}, 0, worker_id="b")
+        again = await parameters.push_pull({"w": UPDATE * 2}, 0, **how)
+    assert (again.outcome, again.duplicate) == (gradserve.ACCEPTED, True)
+    assert np.array_equal(again.version["w"], sender.sent(UPDATE) / np.float32(2))
 
 
 @by_kept

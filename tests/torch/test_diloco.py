@@ -314,6 +314,31 @@ def test_a_failed_synchronization_is_made_up_for_and_nothing_counts_twice(
         assert parameters.info().weights.accepted == 2 + 2 + 4 + 2
 
 
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_a_synchronization_that_was_interrupted_counts_once(
+    client: gradserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, codec: str | None
+) -> None:
+    """Ctrl-C in a notebook, after which training goes on: the next synchronization finds out what became of it."""
+    push_pull = gradserve.Parameters.push_pull
+    interrupts = [KeyboardInterrupt]
+
+    def interrupted(self: gradserve.Parameters, *args: Any, **options: Any) -> Any:
+        result = push_pull(self, *args, **options)
+        if interrupts:
+            raise interrupts.pop()
+        return result
+
+    monkeypatch.setattr(gradserve.Parameters, "push_pull", interrupted)
+    walker = Walker(client, name, 1.0, num_required=1, max_staleness=5, codec=codec)
+    with walker.diloco as diloco:
+        with pytest.raises(KeyboardInterrupt):
+            walker.walk()
+        walker.walk()
+        assert (walker.weight, diloco.version) == (4.0, 2)
+    parameters = client.parameters(shared_name=name)
+    assert (parameters.read().tree["weight"].item(), parameters.info().weights.accepted) == (4.0, 4)
+
+
 def test_work_of_a_worker_that_was_cut_off_is_not_lost(
     server_address: str, clients: list[gradserve.Client], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -312,6 +312,7 @@ class Client(AsyncFace[ClientCalls]):
     get_all = awaiting(ClientCalls.get_all)
     delete = awaiting(ClientCalls.delete)
     list_tensors = awaiting(ClientCalls.list_tensors)
+    new_request_id = awaiting(ClientCalls.new_request_id)
     server_info = awaiting(ClientCalls.server_info)
     server_status = awaiting(ClientCalls.server_status)
     server_log = awaiting(ClientCalls.server_log)

@@ -24,7 +24,7 @@ from gradserve_protocol.v1 import accumulator_pb2
 
 AccumulatorKey = tuple[str, ...]
 """The kind, container and name of an accumulator or of parameters."""
-_MAX_FAILED = 16
+_MOST_TO_COME = 16
 MAY_COME_AGAIN = (CallCancelledError, DeadlineExceededError, InternalError, UnavailableError)
 """The errors after which a call may be made again with its request id."""
 _SEQUENCE_BITS = 64
@@ -143,7 +143,8 @@ class OpenCalls:
     """The takes and push_pulls of one client whose averages have not arrived.
 
     Each request tells the server the numbers of the open calls, so that the server keeps their averages. A failed call
-    stays open because it may be repeated with its request id: the latest 16 of each accumulator do.
+    stays open because it may be repeated with its request id: the latest 16 of each accumulator do. A call whose id its
+    user has asked for counts as open from then on, and may be repeated after an interruption, too.
 
     Safe to use from several threads.
 
@@ -157,14 +158,20 @@ class OpenCalls:
         self.numbering = self._lock = threading.RLock()
         self._open: dict[AccumulatorKey, dict[CallId, None]] = {}
         self._failed: dict[AccumulatorKey, dict[CallId, None]] = {}
+        self._reserved: dict[CallId, None] = {}
         self._pushing: set[tuple[AccumulatorKey, str]] = set()
+
+    def reserve(self, call: CallId) -> None:
+        """Lists a call as open that will be made, on any accumulator, until it is answered: the latest 16 are."""
+        with self._lock:
+            _add(self._reserved, call)
 
     def before(self, accumulator: AccumulatorKey, call: CallId) -> list[int]:
         """Returns the numbers of the open calls on an accumulator before this one."""
-        if not (self._open or self._failed):
+        if not (self._open or self._failed or self._reserved):
             return []
         with self._lock:
-            found = [*self._open.get(accumulator, ()), *self._failed.get(accumulator, ())]
+            found = {**self._open.get(accumulator, {}), **self._failed.get(accumulator, {}), **self._reserved}
         return sorted([each.sequence for each in found if each.client_id == call.client_id and each < call])
 
     def opened(
@@ -191,8 +198,11 @@ class OpenCalls:
         with self._lock:
             self._close(self._open, accumulator, call)
             if isinstance(error, MAY_COME_AGAIN):
-                self._keep_failed(accumulator, call)
-            elif accumulator in self._failed:
+                _add(self._failed.setdefault(accumulator, {}), call)
+                return
+            if not isinstance(error, GeneratorExit):  # if interrupted, only who has reserved it can make it again
+                self._reserved.pop(call, None)
+            if accumulator in self._failed:
                 self._close(self._failed, accumulator, call)
 
     @contextmanager
@@ -217,18 +227,19 @@ class OpenCalls:
             with self._lock:
                 self._pushing.discard(key)
 
-    def _keep_failed(self, accumulator: AccumulatorKey, call: CallId) -> None:
-        failed = self._failed.setdefault(accumulator, {})
-        failed[call] = None
-        while len(failed) > _MAX_FAILED:
-            del failed[next(iter(failed))]
-
     @staticmethod
     def _close(calls: dict[AccumulatorKey, dict[CallId, None]], accumulator: AccumulatorKey, call: CallId) -> None:
         numbers = calls[accumulator]
         numbers.pop(call, None)
         if not numbers:
             del calls[accumulator]
+
+
+def _add(calls: dict[CallId, None], call: CallId) -> None:
+    """Adds a call to those that may be made again, in place of the earliest if there are many."""
+    calls[call] = None
+    while len(calls) > _MOST_TO_COME:
+        del calls[next(iter(calls))]
 
 
 class _Opened(AbstractContextManager[CallId]):
@@ -284,6 +295,13 @@ class RequestIds:
         """Returns the id of a new call."""
         with self.open_calls.numbering:
             return CallId(self.calls_id, next(self._numbers))
+
+    def new_request_id(self) -> int:
+        """Returns the id of a call that the user will make, which is listed as open until it is answered."""
+        with self.open_calls.numbering:
+            call = self.new_call()
+            self.open_calls.reserve(call)
+        return self.request_id(call)
 
     def call(self, request_id: Any) -> CallId:
         """Returns the id of the call that a user knows by an integer.

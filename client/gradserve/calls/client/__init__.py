@@ -12,7 +12,7 @@ from gradserve.calls.client.layers import LayersOfClient
 from gradserve.calls.client.parameters import ParametersOfClient
 from gradserve.calls.client.tensors import TensorsOfClient
 from gradserve.calls.combinators import at_target
-from gradserve.calls.exchange import Operation, check_timeout
+from gradserve.calls.exchange import Operation, Work, check_timeout
 from gradserve.calls.server import server_info, server_log, server_status
 from gradserve.results import ServerInfo
 from gradserve_protocol.errors import GradserveError
@@ -71,6 +71,18 @@ class ClientCalls(AccumulatorsOfClient, ParametersOfClient, LayersOfClient, Tens
             "max_past_runs": max_past_runs,
         }
         return server_status(container, name_contains, order, maxima, call)
+
+    def new_request_id(self) -> Operation[int]:
+        """Returns the id of a new call, for the argument `request_id` of one call of this client.
+
+        Sends nothing. With an id that is known before, a call can be made again, and counts once, even if it was
+        interrupted (Ctrl-C, a cancelled task) and so has left no error with an id.
+
+        Returns:
+            An integer that names the call in every client.
+        """
+        number: int = yield Work(self._ids.new_request_id)
+        return number
 
     def server_log(
         self, *, max_lines: int = 100, level: str = "debug", contains: str = "", after: int = 0

@@ -122,6 +122,11 @@ class Packer:
                 with self._lock:
                     self._keep(call_of(error.request_id), update)
             raise
+        except GeneratorExit:  # interrupted: it can be made again if its number is known
+            if call is not None:
+                with self._lock:
+                    self._keep(call, update)
+            raise
 
     def _keep(self, call: CallId, update: PackedUpdate) -> None:
         self._kept.pop(call, None)

@@ -38,8 +38,8 @@ class Update:
         work: The work in it.
         weight: Its weight.
         metrics: The means of what was reported since the update before it.
-        has_failed: Whether an attempt to push it has failed.
-        request_id: The id of that attempt, if the server may have counted it.
+        request_id: The id of all attempts to push it.
+        has_failed: Whether one of them has failed, or was interrupted.
         pushed: What became of it, once that is known.
     """
 
@@ -48,8 +48,8 @@ class Update:
     work: Work
     weight: float
     metrics: Mapping[str, float]
+    request_id: int
     has_failed: bool = False
-    request_id: int | None = None
     pushed: PushPull | None = None
 
 
@@ -62,6 +62,7 @@ class Fragment:
         values: Arrays,
         plan: Plan,
         to_framework: Callable[[NDArray[Any]], Any],
+        new_request_id: Callable[[], int],
         data: SharedData | None = None,
     ) -> None:
         """Finds or creates the parameters.
@@ -71,6 +72,7 @@ class Fragment:
             values: The initial values.
             plan: The rules by which the fragment is synchronized.
             to_framework: Returns an array of a version as the framework's, in the same memory.
+            new_request_id: Returns the id of a new call.
             data: The samples of the worker, if the run shares them out.
         """
         self.names = tuple(values)
@@ -82,6 +84,7 @@ class Fragment:
         self._reported: dict[str, list[float]] = {}
         self._find = find
         self._to_framework = to_framework
+        self._new_request_id = new_request_id
         self._update: Update | None = None
 
     def values(self, version: Version | None = None) -> dict[str, Any]:
@@ -106,7 +109,7 @@ class Fragment:
             delta = {name: own[name] - base[name] for name in self.names}
             metrics = {name: math.fsum(numbers) / len(numbers) for name, numbers in self._reported.items()}
             self._reported = {}
-            self._update = Update(delta, self.base, self.work, weight, metrics)
+            self._update = Update(delta, self.base, self.work, weight, metrics, self._new_request_id())
         return self._update
 
     def push(self, update: Update, worker_id: str, timeout: float | None) -> PushPull | GradserveError:
@@ -136,30 +139,33 @@ class Fragment:
             return replace(pulled, version=version)
         except (*_PASSING, LostError) as error:
             return error
+        except BaseException:  # also Ctrl-C: the server may have counted it
+            update.has_failed = True
+            raise
 
     def load(self, pulled: PushPull, local: Local) -> dict[str, Any]:
         """Takes over the version of a round; returns the values to go on from."""
         assert self._update is not None
         update, alpha = self._update, self._plan.alpha
         own: Arrays = local(self.names) if update.has_failed or alpha else {}
-        self._update, self.base = None, pulled.version
-        common = self.values()
+        values = common = self.values(pulled.version)
         since = self.work.minus(update.work)
         counts = pulled.outcome is Outcome.ACCEPTED
+        work = Work()
         if update.has_failed:  # what was done since, and all that did not count, is in the next update
             before = self.values(update.base)
             kept = {name: own[name] - before[name] for name in self.names}
             if counts:
-                self.work = since
                 kept = {name: kept[name] - update.delta[name] for name in self.names}
-            return {name: common[name] + kept[name] for name in self.names}
-        if not counts:
+            work = since if counts else self.work
+            values = {name: common[name] + kept[name] for name in self.names}
+        elif not counts:
             _log.warning("an update of %s was dropped: %s", self.parameters.name, pulled.outcome.name)
-        if not (counts and alpha):
-            self.work = Work()
-            return common
-        self.work = since
-        return {name: alpha * own[name] + (1 - alpha) * common[name] for name in self.names}
+        elif alpha:
+            work = since
+            values = {name: alpha * own[name] + (1 - alpha) * common[name] for name in self.names}
+        self._update, self.base, self.work = None, pulled.version, work
+        return values
 
     def fail(self, error: GradserveError, local: Local) -> dict[str, Any]:
         """Goes on after a failed attempt; returns new local values, if they change."""
@@ -173,7 +179,6 @@ class Fragment:
             self._update, self.work = None, Work()
             return self.values()
         self._update.has_failed = True
-        self._update.request_id = error.request_id or self._update.request_id
         return {}
 
     def forget_update(self) -> None:

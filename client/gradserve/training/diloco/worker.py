@@ -309,7 +309,10 @@ def begin_diloco(
             **options,
         )
 
-    found = [Fragment(finder(number), values, plan, to_framework, data) for number, values in enumerate(fragments)]
+    found = [
+        Fragment(finder(number), values, plan, to_framework, client.new_request_id, data)
+        for number, values in enumerate(fragments)
+    ]
     if if_exists == "error" and any(each.base.step for each in found):
         steps = max(each.base.step for each in found)
         raise AlreadyExistsError(
