@@ -11,9 +11,11 @@ from click.testing import CliRunner, Result
 
 import gradserve
 from gradserve_protocol.variables import RESTART_PATIENCE_VARIABLE
+from gradserve_server.commands import servers
 from gradserve_server.commands.cli import cli
 from gradserve_server.config import ListenConfig, ServerConfig
 from gradserve_testing import LocalServer
+from tests.servers.polling import PATIENCE_SECONDS
 from tests.servers.runtime import NOT_WARMED_UP
 
 
@@ -33,6 +35,12 @@ class CommandLine:
         done = self.run(*arguments, "--json")
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell waits for a second when it completes a word; a busy machine may take longer."""
+    monkeypatch.setattr(servers, "_COMPLETION_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="package")

@@ -15,12 +15,6 @@ from tests.servers.connecting import no_server
 from tests.servers.polling import PATIENCE_SECONDS
 
 
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell waits for a second; a busy machine may take longer."""
-    monkeypatch.setattr(servers, "_COMPLETION_SECONDS", PATIENCE_SECONDS)
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_its_script(command_line: CommandLine, shell: str) -> None:
     script = command_line.run("completion", shell).stdout

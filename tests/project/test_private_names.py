@@ -41,6 +41,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     "shortens a pause or lowers a limit that is no setting, or reads it": (
         "accumulators/test_arriving.py",
         "client/test_restarts.py",
+        "commands/conftest.py",
         "commands/test_completion.py",
         "devices/test_cancellation.py",
         "devices/test_loading.py",
