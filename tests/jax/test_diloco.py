@@ -154,6 +154,20 @@ def test_failures_and_tokens(clients: list[gradserve.Client], name: str) -> None
     assert clients[1].parameters(shared_name=name).info().weights.pending == 7
 
 
+def test_a_fragment_that_the_server_refuses(client: gradserve.Client, name: str) -> None:
+    """The values of the other fragment, which was synchronized, come with the next synchronization."""
+
+    def step(a: float, b: float) -> Any:
+        return run.sync(run.sync({"a": jnp.full(1, a), "b": jnp.full(1, b)}), now=True)
+
+    with local_sgd(client, name, sync_every=4, fragments=[["a"], ["b"]], outer=optim.SGD(0.5)) as run:
+        run.init({"a": jnp.zeros(1), "b": jnp.zeros(1)})
+        with pytest.raises(gradserve.InvalidArgumentError, match="finite"):
+            step(2.0, np.nan)
+        params = step(2.0 + 1.0, 1.0)
+    assert (float(params["a"][0]), float(params["b"][0])) == (2.0 / 2 + 1.0 / 2, 1.0 / 2)
+
+
 def test_workers_that_share_the_data_out(clients: list[gradserve.Client], name: str) -> None:
     """Each sample is in one update that counts: twice in two epochs of 12 samples."""
 
