@@ -150,6 +150,7 @@ class TestWarnings:
             warnings.simplefilter("error")
             client.raw_ops.CudnnRNNV3(**rnn(client, layers), **attributes)
 
+    @pytest.mark.exhaustive
     def test_the_end_of_a_graph(self, client: gradserve.Client) -> None:
         torch = pytest.importorskip("torch")
         x = torch.ones(2, 3, requires_grad=True)

@@ -92,7 +92,14 @@ def broadcast(client: gradserve.Client, name: str, _worker_id: str) -> int:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("train", [own_loop, average_gradients, average_by, broadcast], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "train",
+    [
+        own_loop,
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (average_gradients, average_by, broadcast)),
+    ],
+    ids=lambda each: each.__name__,
+)
 def test_workers_take_part_in_the_run_of_a_chief(address: str, name: str, train: Train) -> None:
     with client_of(address, "worker") as worker, pytest.raises(gradserve.PermissionDeniedError):
         train(worker, name, "too early")
@@ -101,7 +108,7 @@ def test_workers_take_part_in_the_run_of_a_chief(address: str, name: str, train:
             assert train(client, name, who) == (step if train is not broadcast else min(step, 2))
 
 
-@pytest.mark.sampled
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("hook", ["comm_hook", "all_reduce_hook"])
 def test_hooks(address: str, name: str, hook: str) -> None:
     torch = pytest.importorskip("torch")

@@ -57,6 +57,7 @@ EXHAUSTIVE: Mapping[str, str] = {
     "testing/test_docs.py": "the documented example in a run of its own",
     "torch": "training with PyTorch, which make install-frameworks installs",
     "tracing/test_exporting.py": "exporters in processes",
+    "training/test_diloco_of_frameworks.py": "training with frameworks, which make install-frameworks installs",
     "trees/parameters/test_counted_once.py": "aggregators killed at any stage",
     "trees/sharding/test_parameters.py": "aggregators of several servers, killed at any stage",
     "trees/sharding/test_restarts.py": "aggregators of several servers, killed at any stage",
@@ -64,8 +65,8 @@ EXHAUSTIVE: Mapping[str, str] = {
     "tutorial": "the tutorial, typed into network namespaces",
 }
 """Folders and files that the short suite leaves out, relative to tests/, with their contents. Single tests have the
-marker `exhaustive`, long tables the marker `sampled`; see `sampling`. Tests of many minutes have the marker `long`, and
-are in neither suite."""
+marker `exhaustive`, among them all that import a framework; long tables have the marker `sampled`: see `sampling`.
+Tests of many minutes have the marker `long`, and are in neither suite."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -45,7 +45,11 @@ def average_by(client: gradserve.Client, name: str) -> Step:
     return lambda: worker.update(0)
 
 
-@pytest.mark.parametrize("begin", [own_loop, average_gradients, average_by], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "begin",
+    [own_loop, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (average_gradients, average_by))],
+    ids=lambda each: each.__name__,
+)
 def test_the_second_is_told(server_address: str, name: str, begin: Callable[[gradserve.Client, str], Any]) -> None:
     with (
         gradserve.connect(server_address, timeout=PATIENCE_SECONDS) as second,

@@ -50,7 +50,7 @@ def parameters(torch: Any) -> list[Any]:
     return [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TORCH)
 def test_from_torch(name: str) -> None:
     torch = pytest.importorskip("torch", reason="not installed: make install-frameworks")
@@ -102,6 +102,7 @@ TORCH_MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TORCH_MISTAKES)
 def test_from_torch_says_what_differs(name: str) -> None:
     torch = pytest.importorskip("torch", reason="not installed: make install-frameworks")
@@ -142,7 +143,7 @@ OPTAX: dict[str, tuple[Callable[[Any], Any], optim.Optimizer]] = {
 }
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTAX)
 def test_from_optax(name: str) -> None:
     optax = pytest.importorskip("optax", reason="not installed: make install-frameworks")
@@ -218,6 +219,7 @@ OPTAX_MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTAX_MISTAKES)
 def test_from_optax_says_what_differs(name: str) -> None:
     optax = pytest.importorskip("optax", reason="not installed: make install-frameworks")

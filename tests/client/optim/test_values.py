@@ -105,6 +105,7 @@ def test_numbers_that_the_server_judges() -> None:
     assert optim.Adam(betas=(-1, 2)).betas == (-1.0, 2.0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
 def test_arguments_and_defaults_are_those_of_pytorch(name: str) -> None:
     torch = pytest.importorskip("torch", reason="not installed: make install-frameworks")
@@ -115,6 +116,7 @@ def test_arguments_and_defaults_are_those_of_pytorch(name: str) -> None:
             assert parameter.default == its[parameter.name].default
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("ours", "theirs"), [("Yogi", "yogi"), ("AdagradOptax", "adagrad"), ("adagrad_optax", "adagrad")]
 )

@@ -346,6 +346,7 @@ def test_handles_stay_the_callers(server: FakeParameterServer, client: gradserve
     assert not request.release_handles
 
 
+@pytest.mark.exhaustive
 class TestPyTorch:
     """Models of PyTorch; skipped without it."""
 

@@ -89,7 +89,7 @@ def by_pytorch(make: Callable[[Any, Any], Any], dtype: Any, schedule: Schedule, 
         yield parameters
 
 
-@pytest.mark.sampled
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", PYTORCH)
@@ -149,7 +149,7 @@ def by_optax(make: Callable[[Any], Any], schedule: Schedule, rounds: list[Round]
             yield {name: np.asarray(value) for name, value in parameters.items()}
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTAX)
 def test_optax(compiled: Stepper, name: str) -> None:
     optimizer, make = OPTAX[name]
