@@ -43,7 +43,7 @@ _PEAK_TOLERANCE = 1.25
 _SYSTEM_TOLERANCE, _SYSTEM_FREE = 1.5, 5.0
 """The factor and the number by which there may be more: threads do not wake each other up equally often each time."""
 _MOST_COUNTS = 4
-"""How often system calls are counted while there are too many: on a busy machine threads wait in the kernel, where else
+"""The most counts of system calls while there are too many: on a busy machine threads wait in the kernel, where else
 they find each other at work. The least count is what the call itself takes."""
 _FEW, _MANY = 50, 350
 """The numbers of calls in two runs, of which the second has the system calls of the difference in addition."""
