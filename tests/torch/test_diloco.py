@@ -2,7 +2,9 @@
 
 import json
 import math
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -337,6 +339,29 @@ def test_a_synchronization_that_was_interrupted_counts_once(
         assert (walker.weight, diloco.version) == (4.0, 2)
     parameters = client.parameters(shared_name=name)
     assert (parameters.read().tree["weight"].item(), parameters.info().weights.accepted) == (4.0, 4)
+
+
+def test_what_is_done_after_an_interrupted_wait_is_not_lost(
+    client: gradserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the worker waits for a synchronization that goes on beside it."""
+    result = Future.result
+    interrupts = [KeyboardInterrupt]
+
+    def interrupted(self: Any, timeout: float | None = None) -> Any:
+        if interrupts and threading.current_thread() is threading.main_thread():
+            raise interrupts.pop()
+        return result(self, timeout)
+
+    walker = Walker(client, name, 1.0, num_required=1, fragment_sync_delay=1)
+    with walker.diloco as diloco:
+        monkeypatch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            walker.walk()
+        walker.walk(1)
+        assert (walker.weight, diloco.version) == (3.0, 1)
+        walker.walk(1)
+        assert (walker.weight, diloco.version) == (3.0, 2)  # with a delay, values come without the last step
 
 
 def test_work_of_a_worker_that_was_cut_off_is_not_lost(

@@ -139,9 +139,6 @@ class Fragment:
             return replace(pulled, version=version)
         except (*_PASSING, LostError) as error:
             return error
-        except BaseException:  # also Ctrl-C: the server may have counted it
-            update.has_failed = True
-            raise
 
     def load(self, pulled: PushPull, local: Local) -> dict[str, Any]:
         """Takes over the version of a round; returns the values to go on from."""

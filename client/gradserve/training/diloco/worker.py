@@ -224,6 +224,9 @@ class DilocoWorker:
         except InvalidArgumentError:
             fragment.forget_update()
             raise
+        except BaseException:  # also Ctrl-C: the server may have counted it; what is done from here on comes later
+            begun.update.has_failed = True
+            raise
         if isinstance(result, GradserveError):
             self.num_failed += 1
             _log.warning("no synchronization of %s, training goes on: %s", fragment.parameters.name, result)
