@@ -63,6 +63,8 @@ async def cancelling() -> AsyncIterator[Cancelling]:
 async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kind: str, attempts: int) -> None:
     assert len(RetryPolicy().pauses) + 1 == 5
     said = r"^the server stopped, or something on the way to it ended the call: CANCELLED \[GS_CONNECTION_LOST\]$"
+    if kind == "upload":  # asyncio's gRPC may lose the reason of the first attempt; an error says that of the last, too
+        said = r"the server stopped, or something on the way to it ended the call: CANCELLED\)? \[GS_CONNECTION_LOST\]$"
     with (
         gradserve.connect(cancelling.address, timeout=PATIENCE_SECONDS, transport="grpc") as client,
         pytest.raises(gradserve.UnavailableError, match=said),

@@ -3,6 +3,7 @@
 import shutil
 import ssl
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -36,13 +37,19 @@ def server(own: Certificates) -> Iterator[LocalServer]:
 
 
 def replace_authority(own: Certificates) -> None:
-    """Replaces all files, one after the other, in the order in which people do: nothing fits together meanwhile."""
-    for name in ("ca.pem", "ca.key"):
-        (own.folder / name).unlink()
-    authority = Authority.in_folder(own.folder)
-    authority.issue_client("worker-1", 30)
-    authority.issue_client("worker-2", 30)
-    authority.issue_server(HOSTS, 30)
+    """Replaces all files, one after the other, in the order in which people do: nothing fits together meanwhile.
+
+    They are made before: on a busy machine, that takes longer than a client tries again.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        authority = Authority.in_folder(Path(folder))
+        authority.issue_client("worker-1", 30)
+        authority.issue_client("worker-2", 30)
+        authority.issue_server(HOSTS, 30)
+        for name in ("ca", "worker-1", "worker-2", "server"):
+            for kind in ("key", "pem"):
+                shutil.move(Path(folder) / f"{name}.{kind}", own.folder / f"{name}.{kind}")
+        assert not list(Path(folder).iterdir())
 
 
 def look_now(server: LocalServer, tls_of: gradserve.Client | None = None) -> None:
