@@ -162,7 +162,10 @@ class OpenCalls:
         self._pushing: set[tuple[AccumulatorKey, str]] = set()
 
     def reserve(self, call: CallId) -> None:
-        """Lists a call as open that will be made, on any accumulator, until it is answered: the latest 16 are."""
+        """Lists a call as open that will be made, on any accumulator, until its average has arrived.
+
+        The latest 16 are listed: those that are never made, or wait for no average, give way to later ones.
+        """
         with self._lock:
             _add(self._reserved, call)
 
@@ -297,7 +300,7 @@ class RequestIds:
             return CallId(self.calls_id, next(self._numbers))
 
     def new_request_id(self) -> int:
-        """Returns the id of a call that the user will make, which is listed as open until it is answered."""
+        """Returns the id of a call that the user will make; see `OpenCalls.reserve`."""
         with self.open_calls.numbering:
             call = self.new_call()
             self.open_calls.reserve(call)
