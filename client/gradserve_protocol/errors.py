@@ -153,13 +153,18 @@ class UnavailableError(GradserveError, ConnectionError):
         may_pass: False if there was no connection for a reason that waiting rarely mends: no such host, or another
             certificate. The client then tries again for no longer than two seconds, unless the server has answered
             before.
+        was_sent: False if there was no connection, so that the server cannot have seen the call. The client then tries
+            again also if the call is one that must not be carried out twice.
     """
 
     code = "GS_UNAVAILABLE"
 
-    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, field: str | None = None, code: str | None = None, was_sent: bool = True
+    ) -> None:
         super().__init__(message, field=field, code=code)
         self.may_pass = True
+        self.was_sent = was_sent
 
 
 class UnauthenticatedError(GradserveError, PermissionError):

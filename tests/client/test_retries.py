@@ -23,6 +23,7 @@ from gradserve.calls.exchange import (
     Track,
     Unary,
     Upload,
+    Whole,
     Work,
 )
 from gradserve.calls.retries import Contact, RetryPolicy, Step, with_retries
@@ -46,6 +47,8 @@ UNARY = Unary("ServerService", "GetServerInfo", server_messages_pb2.GetServerInf
 WAITING = Unary("AccumulatorService", "TakeGradient", server_messages_pb2.GetServerInfoRequest(), wait=50)
 UPLOAD = Upload(tensor_messages_pb2.PutTensorsHeader(), (np.zeros(1000),))
 DOWNLOAD = Download(tensor_messages_pb2.GetTensorsRequest(), 8000)
+LAST_DOWNLOAD = Download(tensor_messages_pb2.GetTensorsRequest(release=True), 8000)
+LAST_READ = Whole(UNARY, repeatable=False)
 TIMEOUT_SECONDS = 60.0
 POLICY = RetryPolicy()
 ATTEMPTS = len(POLICY.pauses) + 1
@@ -99,14 +102,14 @@ class Server:
         return self.answers.pop(0)
 
 
-def unavailable(*messages: str, may_pass: bool = False) -> Iterator[UnavailableError]:
+def unavailable(*messages: str, may_pass: bool = False, was_sent: bool = True) -> Iterator[UnavailableError]:
     for message in messages:
-        error = UnavailableError(message)
+        error = UnavailableError(message, was_sent=was_sent)
         error.may_pass = may_pass
         yield error
 
 
-@pytest.mark.parametrize("exchange", [UNARY, UPLOAD], ids=["unary", "upload"])
+@pytest.mark.parametrize("exchange", [UNARY, UPLOAD, DOWNLOAD], ids=["unary", "upload", "download"])
 @pytest.mark.parametrize("failures", range(ATTEMPTS))
 def test_an_attempt_that_succeeds_is_the_answer(exchange: Exchange, failures: int) -> None:
     server = Server(*unavailable(*["no"] * failures), "answer")
@@ -224,11 +227,25 @@ def test_patience_that_is_none(text: str) -> None:
         RetryPolicy.wanted({"GRADSERVE_RESTART_PATIENCE": text})
 
 
-def test_a_download_is_tried_once() -> None:
-    server = Server(*unavailable("no"))
-    with pytest.raises(UnavailableError, match="no"):
-        server.drive(one(DOWNLOAD))
-    assert server.pauses == []
+@pytest.mark.parametrize("exchange", [LAST_DOWNLOAD, LAST_READ], ids=["download", "call"])
+class TestTheLastReadOfATensor:
+    def test_is_sent_once(self, exchange: Exchange) -> None:
+        server = Server(*unavailable("lost"))
+        with pytest.raises(UnavailableError, match="lost") as raised:
+            server.drive(one(exchange))
+        assert server.pauses == []
+        assert not hasattr(raised.value, "__notes__")
+
+    def test_is_tried_again_as_long_as_there_is_no_connection(self, exchange: Exchange) -> None:
+        server = Server(*unavailable("refused", "refused", was_sent=False), "answer")
+        assert server.drive(one(exchange)) == "answer"
+        assert len(server.pauses) == 2
+
+    def test_is_sent_once_also_after_that(self, exchange: Exchange) -> None:
+        server = Server(*unavailable("refused", was_sent=False), *unavailable("lost"))
+        with pytest.raises(UnavailableError, match="refused .2 attempts; the last one failed with: lost"):
+            server.drive(one(exchange))
+        assert len(server.pauses) == 1
 
 
 def test_the_first_reason_is_kept() -> None:
@@ -415,7 +432,9 @@ class TestLimits:
         assert raised.value is error
         assert server.pauses == []
 
-    @pytest.mark.parametrize(("exchange", "retry_after"), [(UNARY, None), (DOWNLOAD, 1.0)], ids=["no time", "download"])
+    @pytest.mark.parametrize(
+        ("exchange", "retry_after"), [(UNARY, None), (LAST_DOWNLOAD, 1.0)], ids=["no time", "download"]
+    )
     def test_others_are_not(self, exchange: Exchange, retry_after: float | None) -> None:
         server = Server(ResourceExhaustedError("too many", retry_after=retry_after))
         with pytest.raises(ResourceExhaustedError):

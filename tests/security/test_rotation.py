@@ -116,6 +116,42 @@ def test_an_old_client_finds_the_new_certificates_when_its_own_do_not_work_any_m
         assert transport_of(client)._settings.certificates.current() is not old
 
 
+class Mending(gradserve.Interceptor):
+    """Makes a client trust the server's authority once it has been refused."""
+
+    def __init__(self, trusted: Path, ca: Path) -> None:
+        self.trusted, self.ca = trusted, ca
+
+    def around_attempt(self, call: gradserve.CallInfo) -> gradserve.Around:
+        try:
+            yield None
+        except gradserve.UnavailableError:
+            assert call.attempt <= 5, "trusting has not helped"
+            shutil.copy(self.ca, self.trusted)
+            raise
+
+
+@pytest.mark.parametrize("way", ["grpc", "bulk"])
+def test_a_call_that_could_not_be_sent_is_tried_again_even_if_it_deletes_what_it_reads(
+    own: Certificates, server: LocalServer, tmp_path: Path, way: Any
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    shutil.copy(own.strange_ca, trusted)
+    tls = gradserve.TLS(trusted, own.folder / "worker-1.pem", own.folder / "worker-1.key")
+    with gradserve.connect(server.address, timeout=PATIENCE_SECONDS, tls=own.client("worker-1")) as owner:
+        handle = owner.put(GRADIENT)
+        with gradserve.connect(
+            server.address,
+            timeout=PATIENCE_SECONDS,
+            transport=way,
+            tls=tls,
+            interceptors=[Mending(trusted, own.ca)],
+        ) as reader:
+            np.testing.assert_array_equal(reader.get(handle, release=True), GRADIENT)
+        with pytest.raises(gradserve.NotFoundError):
+            owner.get(handle)
+
+
 def test_who_is_not_trusted_any_more_is_refused(own: Certificates, server: LocalServer, tmp_path: Path) -> None:
     for name in ("ca.pem", "worker-1.pem", "worker-1.key"):
         shutil.copy(own.folder / name, tmp_path / f"old-{name}")

@@ -207,7 +207,7 @@ class Whole(NamedTuple):
         over_grpc: Whether gRPC may carry it. If not, since gRPC has a stream for it, the answer is NOT_CARRIED where
             there is no socket.
         num_bytes: The known size of its tensors.
-        repeatable: Whether it may be sent again if its answer is lost.
+        repeatable: Whether it may be sent again if its answer is lost. Without a connection, it is in any case.
         progress: Told how many bytes of its tensors were moved.
         reply_bytes: The size of the tensors of its response, if its time limit has to allow for them.
     """

@@ -165,8 +165,8 @@ def with_retries(
     introduction.
 
     Every exchange may be sent twice, because calls that must count once have an id and a broken upload leaves nothing.
-    Only what reads a tensor for the last time is not repeated: a download, a call that says so. What an attempt without
-    a reply has stored on the server is deleted with its receipt.
+    Only what reads a tensor for the last time is not repeated once it was sent: a download, a call that says so. What
+    an attempt without a reply has stored on the server is deleted with its receipt.
 
     Args:
         operation: The operation.
@@ -241,7 +241,7 @@ class _FurtherAttempts:
         self._clock = clock
         self._contact = contact
         self._latest: _Failure | None = None
-        self._pauses = policy.pauses_now(self._may_be_starting) if is_repeatable(exchange) else iter(())
+        self._pauses = policy.pauses_now(self._may_be_starting)
 
     def after(self, failure: _Failure, end: float) -> Attempts[Any]:
         """Repeats the exchange until it is answered or the time is over."""
@@ -258,10 +258,11 @@ class _FurtherAttempts:
             lost += _lost_receipts(self._exchange, failure)
             if isinstance(failure, UnavailableError):
                 failures.append(failure)
-                pause = next(self._pauses, None)
+                may_be_sent = is_repeatable(self._exchange) or not failure.was_sent
+                pause = next(self._pauses, None) if may_be_sent else None
                 if pause is None or end - self._clock() - pause <= 0:
                     error = _unavailable(failures)
-                    if limit := self._limit(is_patience=pause is None):
+                    if may_be_sent and (limit := self._limit(is_patience=pause is None)):
                         error.add_note(limit)
                     raise error from None
                 yield Pause(pause)
@@ -309,8 +310,6 @@ class _FurtherAttempts:
 
     def _limit(self, *, is_patience: bool) -> str:
         """Returns what has ended the attempts, the patience or the time limit; "" if more would have been of no use."""
-        if not is_repeatable(self._exchange):
-            return ""
         if not is_patience:
             seconds = self._exchange.time_limit(self._times)
             return f"The client tried again until the time limit of the call was over, {seconds:g} s (timeout)."
@@ -415,7 +414,7 @@ def is_repeatable(exchange: _Sent) -> bool:
     """Returns True if an exchange may be sent again after its answer was lost."""
     match exchange:
         case Download():
-            return False
+            return not exchange.request.release
         case Whole():
             return exchange.repeatable
     return True

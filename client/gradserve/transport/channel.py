@@ -231,6 +231,7 @@ class Channel:
         failure = error_from_status(error.code(), message, error.trailing_metadata())
         if isinstance(failure, UnavailableError):
             failure.may_pass = may_pass(error.details())
+            failure.was_sent = code is None
             failure.code = code or failure.code
         return failure
 

@@ -106,7 +106,9 @@ class _Channel:
         process, endpoint = _endpoints.get(self._address, (0, None))
         if endpoint is None or process != os.getpid():
             error = UnavailableError(
-                f"no connection: there is no server {self._address} in this process", code="GS_NO_CONNECTION"
+                f"no connection: there is no server {self._address} in this process",
+                code="GS_NO_CONNECTION",
+                was_sent=False,
             )
             error.may_pass = False
             raise error

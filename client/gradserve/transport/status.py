@@ -42,7 +42,7 @@ _CUT_OFF = ("Socket closed", "Connection reset", "Broken pipe", "EOF")
 def explain(
     code: grpc.StatusCode, message: str | None, route: Route, *, is_encrypted: bool
 ) -> tuple[str | None, str | None]:
-    """Returns the message of a failed call, and the error's code if gRPC's own words tell it.
+    """Returns the message of a failed call, and the error's code if there was no connection, which gRPC's words tell.
 
     Without a connection, the message says what to check.
     """

@@ -179,7 +179,8 @@ class Choice:
         """
         if self.is_forced:
             self._info = TransportInfo(Way.GRPC.value, reason)
-            raise UnavailableError(f"transport={str(self._transport)!r} is not possible: {reason}", code="GS_TRANSPORT")
+            message = f"transport={str(self._transport)!r} is not possible: {reason}"
+            raise UnavailableError(message, code="GS_TRANSPORT", was_sent=False)
         with self._lock:
             before, had_decided = self._info, self._has_decided
             self._info = TransportInfo(Way.GRPC.value, reason)
