@@ -1,4 +1,4 @@
-"""A server with little patience and little room, and connections to its sockets."""
+"""A server with little room, and connections to its sockets."""
 
 import os
 import ssl
@@ -20,7 +20,7 @@ from gradserve_server.security.tls import server_certificates
 from gradserve_testing import LocalServer
 from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.frames import FrameClient, issue_ticket
-from tests.servers.polling import eventually
+from tests.servers.polling import PATIENCE_SECONDS, eventually
 from tests.servers.raw_calls import RawCalls
 
 MIB = 1 << 20
@@ -30,8 +30,6 @@ LIMITS = LimitsConfig(
     max_inflight_bytes=ByteSize(8 * MIB),
     max_region_bytes=ByteSize(16 * MIB),
 )
-PATIENCE = RuntimeConfig(warm_up=False, stream_idle_seconds=0.5)
-
 Connect: TypeAlias = Callable[..., FrameClient]
 
 
@@ -78,8 +76,15 @@ def use_of(local: LocalServer) -> Use:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LocalServer]:
-    with LocalServer(ServerConfig(runtime=PATIENCE, limits=LIMITS)) as local:
+def idle_seconds() -> float:
+    """The silence in the middle of a frame after which the server ends a connection."""
+    return 5 * PATIENCE_SECONDS
+
+
+@pytest.fixture(scope="module")
+def server(idle_seconds: float) -> Iterator[LocalServer]:
+    runtime = RuntimeConfig(warm_up=False, stream_idle_seconds=idle_seconds)
+    with LocalServer(ServerConfig(runtime=runtime, limits=LIMITS)) as local:
         yield local
 
 

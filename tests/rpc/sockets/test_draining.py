@@ -29,6 +29,12 @@ def begin_to_stop(local: LocalServer) -> None:
     local.inspect(lambda _: local._stop.set())  # type: ignore[union-attr]
 
 
+def test_a_server_may_end_before_its_block() -> None:
+    with LocalServer(CONFIG) as local:
+        begin_to_stop(local)
+        local._thread.join()
+
+
 def is_told(client: FrameClient) -> bool:
     """Returns True if the server says that it stops, and closes the connection."""
     frame = client.receive()

@@ -216,10 +216,3 @@ def test_a_strand_that_breaks_ends_the_connection(server: LocalServer) -> None:
         with contextlib.suppress(ConnectionError):  # the server may end the connection before all is sent
             rope.send_split(np.zeros(MIB, np.float32), 2)
         assert rope.main.is_closed_by_server()
-
-
-@pytest.mark.usefixtures("unused")
-def test_a_strand_that_is_silent_ends_the_connection(server: LocalServer) -> None:
-    with rope_of(server, 2) as rope, contextlib.closing(rope.strands.pop().sock):
-        rope.send_split(np.zeros(MIB, np.float32), 2)
-        assert rope.main.receive().header.code == DEADLINE.value[0]

@@ -354,10 +354,15 @@ class FrameStream:
             self._loop.remove_writer(self._number)
 
     def _listen(self) -> None:
-        # The loop keeps listening between calls, which saves most of the system calls of a small one.
-        if not self._is_listening:
+        # The loop keeps listening between calls, which saves most of the system calls of a small one. It is told each
+        # time all the same, which costs none: when uvloop sees that a connection was reset, it reports this once, along
+        # with the bytes before, and stops listening. Then it wants to forget the socket first.
+        try:
             self._loop.add_reader(self._number, self._has_bytes)
-            self._is_listening = True
+        except RuntimeError:
+            self._loop.remove_reader(self._number)
+            self._loop.add_reader(self._number, self._has_bytes)
+        self._is_listening = True
 
     def ignore(self) -> None:
         """Stops listening to the socket until somebody reads again."""
