@@ -278,22 +278,29 @@ class FaultyProxy:
                 listening.bind(("127.0.0.1", 0))
                 self.address = f"127.0.0.1:{listening.getsockname()[1]}"
             listening.listen()
-            accepting = asyncio.create_task(self._accept(listening))
+            self._loop.add_reader(listening, self._accept, listening)
             self._ready.set()
             await self._stop.wait()
-            await _cancelled(accepting)
+            self._loop.remove_reader(listening)
             await _cancelled(*self._tasks)
 
-    async def _accept(self, listening: socket.socket) -> None:
-        while True:
-            client, _ = await self._loop.sock_accept(listening)
-            client.setblocking(False)
-            task = asyncio.create_task(self._connect(client))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            client, _ = listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        client.setblocking(False)
+        task = asyncio.create_task(self._connect(client))
+        self._tasks.add(task)
+
+        def end(_: object) -> None:
+            client.close()  # here, as a task that is cancelled before it begins does nothing
+            self._tasks.discard(task)
+
+        task.add_done_callback(end)
 
     async def _connect(self, client: socket.socket) -> None:
-        with client, self._socket() as server, contextlib.suppress(OSError):
+        with self._socket() as server, contextlib.suppress(OSError):
             if not self._is_cut:
                 await self._loop.sock_connect(server, self._target_address())
                 await self._carry(End(client), End(server))

@@ -1,6 +1,7 @@
 """Servers in threads of this process: one with faults by name, for users, and a plain one for our own tests."""
 
 import asyncio
+import contextlib
 import difflib
 import random
 import threading
@@ -86,8 +87,11 @@ class LocalServer:
 
     def __exit__(self, *exception: object) -> None:
         if self._loop is not None and self._stop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped before
+                self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+        if self._failure is not None:
+            raise RuntimeError("the server ended with an error") from self._failure
 
     def _run(self) -> None:
         try:
