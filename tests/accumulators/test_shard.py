@@ -1,4 +1,4 @@
-"""What one server has of a sharded accumulator, without a server."""
+"""One server's shard of an accumulator, without a server."""
 
 import asyncio
 from collections.abc import Callable
