@@ -249,7 +249,7 @@ class _Interception:
                     seen = yield from self._seen(answer, exchange)
                 except GradserveError as error:
                     is_again, given = _failed(flow, error)
-                    if not (is_again and is_repeatable(exchange)):
+                    if not (is_again and is_repeatable(exchange, error)):
                         raise  # an interceptor makes no answer of it
                 else:
                     _finished(flow, seen, around)

@@ -18,6 +18,7 @@ from gradserve.calls.exchange import (
     Introduce,
     Operation,
     Pause,
+    Repeat,
     TimeLimits,
     Together,
     Track,
@@ -48,7 +49,7 @@ WAITING = Unary("AccumulatorService", "TakeGradient", server_messages_pb2.GetSer
 UPLOAD = Upload(tensor_messages_pb2.PutTensorsHeader(), (np.zeros(1000),))
 DOWNLOAD = Download(tensor_messages_pb2.GetTensorsRequest(), 8000)
 LAST_DOWNLOAD = Download(tensor_messages_pb2.GetTensorsRequest(release=True), 8000)
-LAST_READ = Whole(UNARY, repeatable=False)
+LAST_READ = Whole(UNARY, repeat=Repeat.UNTIL_SENT)
 TIMEOUT_SECONDS = 60.0
 POLICY = RetryPolicy()
 ATTEMPTS = len(POLICY.pauses) + 1
@@ -246,6 +247,14 @@ class TestTheLastReadOfATensor:
         with pytest.raises(UnavailableError, match="refused .2 attempts; the last one failed with: lost"):
             server.drive(one(exchange))
         assert len(server.pauses) == 1
+
+
+def test_what_is_never_made_again() -> None:
+    """What cleans up behind a client does not keep it from closing."""
+    server = Server(*unavailable("refused", may_pass=True, was_sent=False))
+    with pytest.raises(UnavailableError, match="refused"):
+        server.drive(one(Whole(UNARY, repeat=Repeat.NEVER)))
+    assert server.pauses == []
 
 
 def test_the_first_reason_is_kept() -> None:

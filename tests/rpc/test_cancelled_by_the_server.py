@@ -20,6 +20,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "unary": lambda client: client.server_info(),
     "upload": lambda client: client.put([1.0]),
     "download": lambda client: client.get(HANDLE),
+    "last download": lambda client: client.get(HANDLE, release=True),
 }
 
 
@@ -60,7 +61,7 @@ async def cancelling() -> AsyncIterator[Cancelling]:
     await server.stop(None)
 
 
-@pytest.mark.parametrize(("kind", "attempts"), [("unary", 5), ("upload", 5), ("download", 1)])
+@pytest.mark.parametrize(("kind", "attempts"), [("unary", 5), ("upload", 5), ("download", 5), ("last download", 1)])
 async def test_it_is_unavailable_after_some_attempts(cancelling: Cancelling, kind: str, attempts: int) -> None:
     assert len(RetryPolicy().pauses) + 1 == 5
     said = rf"^{CANCELLED} \[GS_CONNECTION_LOST\]$"

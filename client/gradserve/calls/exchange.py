@@ -199,6 +199,19 @@ NOT_CARRIED: Final = NotCarried.NOT_CARRIED
 """The answer to a `Whole` that only gRPC could carry, but must not."""
 
 
+class Repeat(Enum):
+    """The condition on which the client makes a call without an answer again by itself."""
+
+    ALWAYS = "none: it counts once, or changes nothing"
+    UNTIL_SENT = "it could not be sent: it must not be carried out twice"
+    NEVER = "it is never made again"
+
+    @classmethod
+    def of_read(cls, *, releases: bool) -> Self:
+        """Returns what holds for a call that reads stored tensors, and then deletes them if it `releases` them."""
+        return cls.UNTIL_SENT if releases else cls.ALWAYS
+
+
 class Whole(NamedTuple):
     """A call whose tensors are in its request and response, answered by a `Reply` or NOT_CARRIED.
 
@@ -207,7 +220,7 @@ class Whole(NamedTuple):
         over_grpc: Whether gRPC may carry it. If not, since gRPC has a stream for it, the answer is NOT_CARRIED where
             there is no socket.
         num_bytes: The known size of its tensors.
-        repeatable: Whether it may be sent again if its answer is lost. Without a connection, it is in any case.
+        repeat: The condition on which it is made again without an answer.
         progress: Told how many bytes of its tensors were moved.
         reply_bytes: The size of the tensors of its response, if its time limit has to allow for them.
     """
@@ -215,7 +228,7 @@ class Whole(NamedTuple):
     call: Unary
     over_grpc: bool = True
     num_bytes: int = 0
-    repeatable: bool = True
+    repeat: Repeat = Repeat.ALWAYS
     progress: Progress | None = None
     reply_bytes: int = 0
 
@@ -280,6 +293,11 @@ class Download:
     num_bytes: int
     target: int = 0
     progress: Progress | None = None
+
+    @property
+    def repeat(self) -> Repeat:
+        """The condition on which it is made again without an answer."""
+        return Repeat.of_read(releases=self.request.release)
 
     def time_limit(self, times: TimeLimits) -> float:
         """Returns the time limit in seconds."""

@@ -15,6 +15,7 @@ from gradserve.calls.exchange import (
     Local,
     Operation,
     Pause,
+    Repeat,
     TimeLimits,
     Together,
     Unary,
@@ -200,7 +201,7 @@ def with_retries(
                         _lose(_lost_receipts(exchange, error, is_late=clock() >= end), exchange, contact)
                         raise
                     except ResourceExhaustedError as error:
-                        if error.retry_after is None or not is_repeatable(exchange):
+                        if error.retry_after is None or not is_repeatable(exchange, error):
                             raise
                         failure = error
                     except AbortedError as error:
@@ -258,7 +259,7 @@ class _FurtherAttempts:
             lost += _lost_receipts(self._exchange, failure)
             if isinstance(failure, UnavailableError):
                 failures.append(failure)
-                may_be_sent = is_repeatable(self._exchange) or not failure.was_sent
+                may_be_sent = is_repeatable(self._exchange, failure)
                 pause = next(self._pauses, None) if may_be_sent else None
                 if pause is None or end - self._clock() - pause <= 0:
                     error = _unavailable(failures)
@@ -410,14 +411,11 @@ def _note(error: GradserveError, failures: list[UnavailableError]) -> None:
         error.add_note(f"an earlier attempt failed: {failures[0]}")
 
 
-def is_repeatable(exchange: _Sent) -> bool:
-    """Returns True if an exchange may be sent again after its answer was lost."""
-    match exchange:
-        case Download():
-            return not exchange.request.release
-        case Whole():
-            return exchange.repeatable
-    return True
+def is_repeatable(exchange: _Sent, error: GradserveError) -> bool:
+    """Returns True if an exchange may be made again after an error."""
+    repeat = exchange.repeat if isinstance(exchange, Whole | Download) else Repeat.ALWAYS
+    was_sent = not isinstance(error, UnavailableError) or error.was_sent
+    return repeat is Repeat.ALWAYS or (repeat is Repeat.UNTIL_SENT and not was_sent)
 
 
 def _unavailable(failures: list[UnavailableError]) -> UnavailableError:

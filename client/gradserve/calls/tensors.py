@@ -18,6 +18,7 @@ from gradserve.calls.exchange import (
     NotCarried,
     Operation,
     Progress,
+    Repeat,
     Reply,
     Unary,
     Upload,
@@ -88,7 +89,7 @@ def get(handles: Sequence[TensorHandle], progress: Progress | None = None, *, re
         progress.receives(num_bytes)
     call = Unary("TensorService", "ReadTensors", messages_pb2.ReadTensorsRequest(handles=names, release=is_released))
     reply: Reply | NotCarried = yield Whole(
-        call, over_grpc=False, num_bytes=num_bytes, repeatable=not is_released, progress=progress
+        call, over_grpc=False, num_bytes=num_bytes, repeat=Repeat.of_read(releases=is_released), progress=progress
     )
     if reply is not NOT_CARRIED:
         return arrays_in(reply, reply.message.tensors)
@@ -120,7 +121,7 @@ def get_into(
         )
         call = Unary("TensorService", "ReadTensors", WithContents(request, contents))
         reply: Reply | NotCarried = yield Whole(
-            call, over_grpc=False, num_bytes=contents.num_bytes, repeatable=not release
+            call, over_grpc=False, num_bytes=contents.num_bytes, repeat=Repeat.of_read(releases=release)
         )
         if reply is not NOT_CARRIED:
             return

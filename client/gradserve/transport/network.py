@@ -28,6 +28,7 @@ from gradserve.calls.exchange import (
     Introduce,
     Operation,
     Pause,
+    Repeat,
     Reply,
     Together,
     Track,
@@ -202,7 +203,7 @@ class LostReplies:
             request = tensor_messages_pb2.DeleteTensorsRequest(receipts=receipts)
             call = Unary("TensorService", "DeleteTensors", request, at_most=_REDEEMING_SECONDS, target=target)
             try:
-                yield Whole(call, repeatable=False)
+                yield Whole(call, repeat=Repeat.NEVER)
             except GradserveError:
                 continue  # the server is not there: it has deleted what it could not send, or ends it with its lease
 
