@@ -15,10 +15,12 @@ from gradserve_protocol.v1 import (
     tensor_messages_pb2,
 )
 from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as layer_messages_pb2
+from gradserve_server.config import ServerConfig
 from gradserve_server.errors import InvalidArgumentError
 from gradserve_server.limits import listed, quoted
 from gradserve_server.rpc.accumulators.requests import decode_accumulator_spec, decode_gradient
 from gradserve_server.tensors.payload import NO_PAYLOAD
+from gradserve_testing import LocalServer
 from tests.bad_input.layer_tables import config, create_request, named
 from tests.bad_input.requests import (
     F32,
@@ -40,12 +42,20 @@ from tests.bad_input.requests import (
 )
 from tests.bad_input.test_streams import header
 from tests.servers.raw_calls import RawCalls
+from tests.servers.runtime import NOT_WARMED_UP
 
 LONG = "n" * MIB
 MANY = MIB // 2
 """Numbers of a list that is parsed before it is refused; one with more than MIB is not."""
 SHOWN_BYTES = 2100
 """The longest message: what `status` lets through, and its end."""
+
+
+@pytest.fixture(scope="module")
+def server_address() -> Iterator[str]:
+    """A server of this file alone, as its use is compared."""
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as local:
+        yield local.address
 
 
 @pytest.fixture(scope="module")

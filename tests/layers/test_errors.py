@@ -11,8 +11,11 @@ import gradserve
 from gradserve_protocol.v1 import batch_norm_layer_messages_pb2 as messages_pb2
 from gradserve_protocol.v1 import batch_norm_layer_pb2 as batch_norm_pb2
 from gradserve_protocol.v1 import server_messages_pb2
+from gradserve_server.config import ServerConfig
+from gradserve_testing import LocalServer
 from tests.golden.batch_norm_layer_errors import LayerCall, Refusal, load_refusals, load_taken
 from tests.servers.raw_calls import RawCalls
+from tests.servers.runtime import NOT_WARMED_UP
 
 pytestmark = pytest.mark.usefixtures("_prepared_ops")
 
@@ -124,6 +127,13 @@ OURS = [
     ({"adjustment": gradserve.RandomAdjustment((1.0, 0.9), (0.0, 0.0))}, "scale_min <= scale_max, got 1.0 and 0.9"),
     ({"data_format": "NHWC "}, "data_format has to be either NCHW or NHWC. Got 'NHWC '"),
 ]
+
+
+@pytest.fixture(scope="module")
+def server_address() -> Iterator[str]:
+    """A server of this file alone, as its use is compared: what others have left on a shared one ends at any time."""
+    with LocalServer(ServerConfig(runtime=NOT_WARMED_UP)) as local:
+        yield local.address
 
 
 @pytest.fixture(scope="module")
