@@ -1,5 +1,6 @@
 """Parameters have the same bits after thirty rounds, whatever computes them, and wherever a restart falls."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -82,4 +83,4 @@ async def test_restarts(tmp_path: Path, name: str, durability: Durability) -> No
     finally:
         disk.close()
     assert len(disks) > 2
-    assert found == expected()[name]
+    assert found == (await asyncio.to_thread(expected))[name]  # it has an event loop of its own
