@@ -250,7 +250,7 @@ class TestTheLastReadOfATensor:
 
 
 def test_what_is_never_made_again() -> None:
-    """What cleans up behind a client does not keep it from closing."""
+    """A client that closes does not wait to clean up at a server that is away."""
     server = Server(*unavailable("refused", may_pass=True, was_sent=False))
     with pytest.raises(UnavailableError, match="refused"):
         server.drive(one(Whole(UNARY, repeat=Repeat.NEVER)))
